@@ -255,23 +255,15 @@ bool remember(Function function, GivenArguments const& arguments, uint64_t calla
   return call::remember_call(function, arguments.ptr(), callable, before, plan);
 }
 
-bool learn_callable(py::object const& trail, uint64_t number) {
-  bool const learnt = call::learn(trail.ptr(), number);
-  if (!learnt && PyErr_Occurred() != nullptr) {
-    throw py::error_already_set();
-  }
-  return learnt;
-}
-
-void learn_types(py::type const& partial, py::type const& epilogue) {
-  if (!call::learn_types(partial.ptr(), epilogue.ptr())) {
+void raise_unless(bool learnt) {
+  if (!learnt) {
     throw py::error_already_set();
   }
 }
 
 std::map<std::string, uint64_t> callable_counts() {
   call::CallableCounts const counts = call::callable_counts();
-  return {{"nodes", counts.nodes}, {"numbers", counts.numbers}, {"hits", counts.hits}};
+  return {{"keys", counts.keys}, {"numbers", counts.numbers}, {"hits", counts.hits}};
 }
 
 // How many tensors a call of kernels has; 0 where the plan hands on however many there are.
@@ -395,17 +387,31 @@ void bind_callables(py::module_& module) {
   module.def(
       "recognise", [](py::object const& callable) { return call::recognise(callable.ptr()); }, py::arg("callable"),
       "A number that stands for what a callable computes, 0 where it is not known. None is 1.");
+  module.def(
+      "number_callable",
+      [](py::object const& callable) {
+        py::object found = py::reinterpret_steal<py::object>(call::number_of(callable.ptr()));
+        raise_unless(static_cast<bool>(found));
+        return found;
+      },
+      py::arg("callable"), "The number, which a callable has from now on; or what learn_fact has to be told first.");
   module.def("new_callable_number", &call::new_number, "A number that no callable has had.");
-  module.def("learn_callable", &learn_callable, py::arg("trail"), py::arg("number"),
-             "Has recognise give the number for callables that read what a trail says; False where that cannot be.");
-  module.def("learn_callable_types", &learn_types, py::arg("partial"), py::arg("epilogue"),
-             "Tells recognise the types whose values it looks into.");
+  module.def(
+      "learn_fact",
+      [](py::str const& name, py::tuple const& facts) { raise_unless(call::learn_fact(name.ptr(), facts.ptr())); },
+      py::arg("name"), py::arg("facts"), "Takes what the walk through a callable has to know.");
+  module.def(
+      "learn_language",
+      [](py::dict const& known, py::object const& hooks, py::tuple const& types) {
+        raise_unless(call::learn_language(known.ptr(), hooks.ptr(), types.ptr()));
+      },
+      py::arg("known"), py::arg("hooks"), py::arg("types"), "Tells what the walk through callables looks for.");
   module.def(
       "class_version",
       [](py::type const& type) { return call::class_version(reinterpret_cast<PyTypeObject*>(type.ptr())); },
       py::arg("type"), "A number that a class has until anything about it or a base changes; 0 where it has none.");
   module.def("forget_callables", &call::forget_callables, "Forgets what callables are known. Numbers are not reused.");
-  module.def("callable_counts", &callable_counts, "How many nodes, numbers and hits recognise has had.");
+  module.def("callable_counts", &callable_counts, "How many keys there are, and how many numbers and hits there were.");
 }
 
 }  // namespace cutfuse::bindings

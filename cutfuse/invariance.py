@@ -58,12 +58,12 @@ def _holds() -> bool:
 
 def is_batch_invariant() -> bool:
     """Whether the mode holds now. Not while torch.compile traces: the operators of compiled code read it."""
-    return not dynamo.is_tracing() and _holds()
+    return not dynamo.is_tracing() and process.holds()
 
 
 def may_be_batch_invariant() -> bool:
     """Whether the mode holds; while torch.compile traces, whether it does anywhere, as operators read it later."""
-    return process.holds_somewhere if dynamo.is_tracing() else is_batch_invariant()
+    return process.holds_somewhere if dynamo.is_tracing() else process.holds()
 
 
 def require(why_not: str) -> None:

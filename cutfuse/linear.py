@@ -23,13 +23,13 @@ from .epilogue.types import types_of
 from .invariance import is_batch_invariant, may_be_batch_invariant, require
 from .layer import autograd, calls
 from .layer.autograd import needs_gradient
-from .layer.call_plans import Planned, general
+from .layer.call_plans import Planned, general, plan_linear_call
 from .layer.calls import record
 from .layer.eager import never, plan_eager_call
 from .layer.layouts import aligned_rows
 from .layer.planner import LinearArguments
 from .layer.prepared import UNPREPARED, Prepared
-from .layer.training import multiplies_at_once
+from .layer.training import adds_bias_apart, multiplies_at_once, plan_training_call
 from .layer.training_step import is_traced
 from .matrix_vector import MatrixVector, affine_reduce, find_matrix_vector, is_sooner
 from .precision import autocast_dtype
@@ -245,11 +245,20 @@ def _run_as_planned(given: tuple[Any, ...], call: LinearCall) -> Tensor | None:
     """The result by a plan that the next calls like this one run directly; None where the call has none."""
     x, weight, bias, _, operands, _, keepdim, _ = given
     tensors = (x, weight, bias, *calls.tensors_of(operands))
-    if call.operation is None and _is_recorded(given, call, tensors):
+    make_plan: Callable[[], Planned]
+    if is_plain(call):
+        make_plan = _plan_product
+    elif call.operation is not None:
+        make_plan = functools.partial(calls.plan_operation, call.operation)
+    elif not _takes_steps(call, tensors):
+        make_plan = functools.partial(_plan_layer, call, keepdim, tensors)
+    elif _is_recorded(given, call, tensors):
         y, replay = record(functools.partial(_run_given, call, keepdim), tensors)
         calls.remember_linear(given, call.epilogue, functools.partial(calls.plan_steps, replay, tensors))
         return y
-    planned = calls.remember_linear(given, call.epilogue, functools.partial(_plan, call, keepdim, tensors))
+    else:
+        make_plan = general
+    planned = calls.remember_linear(given, call.epilogue, make_plan)
     if planned is None:
         return None
     found: Tensor | None = planned.run([t for t in tensors if t is not None], 2 if bias is None else 3)
@@ -258,11 +267,9 @@ def _run_as_planned(given: tuple[Any, ...], call: LinearCall) -> Tensor | None:
 
 def _is_recorded(given: tuple[Any, ...], call: LinearCall, tensors: Sequence[Tensor | None]) -> bool:
     """Whether the operations that a call takes are written down, for the next calls like it."""
-    if is_plain(call) or needs_gradient(*tensors) or not _takes_steps(call, tensors):
-        return False
     # A number in the memory of a CPU is copied to the device anew.
     are_there = all(t is None or (t.numel() and t.device == call.x.device) for t in tensors)
-    return are_there and calls.has_number(given, call.epilogue)
+    return are_there and not needs_gradient(*tensors) and calls.has_number(given, call.epilogue)
 
 
 def _takes_steps(call: LinearCall, tensors: Sequence[Tensor | None]) -> bool:
@@ -304,15 +311,17 @@ def _shape_of_result(x: Tensor, call: LinearCall, keepdim: bool) -> Sequence[int
     return (*leading, call.weight.shape[0])
 
 
-def _plan(call: LinearCall, keepdim: bool, tensors: Sequence[Any]) -> Planned:
-    """tensors: x, weight, bias and the operands that are tensors, as they are given."""
-    if is_plain(call):
-        return Planned(native.core.product_call(), [])
-    if call.operation is not None:
-        return calls.plan_operation(call.operation)
-    if _takes_steps(call, tensors):
-        return general()
-    return calls.plan_layer(tensors, operator_of(call), _shape_of_result(tensors[0], call, keepdim))
+def _plan_product() -> Planned:
+    return Planned(native.core.product_call(), [])
+
+
+def _plan_layer(call: LinearCall, keepdim: bool, tensors: Sequence[Any]) -> Planned:
+    """Of one operator. tensors: x, weight, bias and the operands that are tensors, as they are given."""
+    x, weight, bias, *operands = tensors
+    arguments, shape = operator_of(call), _shape_of_result(x, call, keepdim)
+    if needs_gradient(*tensors):
+        return plan_training_call(x, weight, bias, operands, arguments, shape)
+    return plan_linear_call(arguments, shape=shape, is_bias_apart=adds_bias_apart(x, bias))
 
 
 def operator_of(call: LinearCall) -> LinearArguments:

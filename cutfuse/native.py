@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> ModuleType:
-    """`native.core` is what `module()` gives, with types: those of a module are known under a name only."""
+    """`native.core` is what `module()` gives, with types: those of a module are known under a name only. A variable of
+    this module from then on."""
     if name == "core":
-        return module()
+        found = globals()[name] = module()
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

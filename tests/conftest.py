@@ -150,18 +150,6 @@ def way(request: pytest.FixtureRequest) -> Iterator[Way]:
 
 
 @pytest.fixture
-def recognition(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `recognise` gives is checked before and after each `resolve`, of the test and of a call."""
-    from recognition_checks import checked, start
-
-    start()
-    resolve = checked(cutfuse.arguments.resolve)
-    monkeypatch.setattr(cutfuse.arguments, "resolve", resolve)
-    if hasattr(request.module, "resolve"):
-        monkeypatch.setattr(request.module, "resolve", resolve)
-
-
-@pytest.fixture
 def one_thread() -> Iterator[None]:
     """PyTorch's threads, which wait for each other on a busy machine, would take most of the time of small calls."""
     before = torch.get_num_threads()

@@ -60,7 +60,7 @@ def kept() -> dict[str, int]:
     counts = core.callable_counts()
     return {
         "plans": core.remembered_calls(),
-        "nodes": counts["nodes"],
+        "keys": counts["keys"],
         "numbers": counts["numbers"],
         "tracked": len(gc.get_objects()),
         "blocks": sys.getallocatedblocks(),
@@ -93,7 +93,7 @@ def test_memory_does_not_grow_over_calls_of_fresh_lambdas(kind: str) -> None:
         call = calls()[kind]
         for _ in range(3):
             grown = growth_of(call, CALLS[kind])
-            assert {grown[name] for name in ("plans", "nodes", "numbers")} == {0}
+            assert {grown[name] for name in ("plans", "keys", "numbers")} == {0}
             if is_nothing(grown, CALLS[kind]):
                 return
     raise AssertionError(grown)
@@ -118,7 +118,7 @@ def test_memory_is_bounded_over_callables_that_differ() -> None:
             call(k)
         after = kept()
     assert [after[name] - before[name] for name in ("numbers", "plans")] == [1024, 1024], "every one is new"
-    assert after["nodes"] - before["nodes"] <= 1024
+    assert after["keys"] - before["keys"] <= 1024
     assert after["blocks"] - before["blocks"] < 4 * 1024, "of the plans"
 
 

@@ -47,7 +47,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_a_card_without_a_table_takes_the_nearest(
     monkeypatch: pytest.MonkeyPatch, name: str, multiprocessors: int, gigabytes: float, nearest: str
 ) -> None:
-    monkeypatch.setattr(native, "module", lambda: SimpleNamespace(device_times=lambda: TABLES))
+    monkeypatch.setattr(native, "core", SimpleNamespace(device_times=lambda: TABLES))
     assert layouts.nearest_table(name, multiprocessors, gigabytes) == nearest
 
 

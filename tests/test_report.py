@@ -77,13 +77,13 @@ def test_a_build_with_kernels_names_toolkit_and_architectures(monkeypatch: pytes
     info = {"host_compiler": "GCC 12", "cuda_compiler": "13.0.88", "gemm_architectures": "90a-real"}
     info["portable_architectures"] = "80-real 90-real"
     core = SimpleNamespace(cuda_build=True, build_info=lambda: info)
-    monkeypatch.setattr(native, "module", lambda: core)
+    monkeypatch.setattr(native, "core", core)
     assert lines_of("build")["kernels"] == "CUDA 13.0.88"
     assert lines_of("build")["other kernels"] == "80-real 90-real"
 
 
 def test_a_module_of_an_older_build_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "module", lambda: SimpleNamespace(cuda_build=True))
+    monkeypatch.setattr(native, "core", SimpleNamespace(cuda_build=True))
     assert "BROKEN" in lines_of("build")["native module"]
 
 
@@ -159,7 +159,7 @@ def test_why_no_kernel_runs(cuda: str | None, why: str, monkeypatch: pytest.Monk
 def test_the_direct_path_is_tried(remembers: bool, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     core = SimpleNamespace(direct_calls=lambda: len(calls) if remembers else 0)
-    monkeypatch.setattr(native, "module", lambda: core)
+    monkeypatch.setattr(native, "core", core)
     monkeypatch.setattr(cutfuse, "is_available", lambda device: Availability(True, ""))
     monkeypatch.setattr(cutfuse, "pointwise", lambda *arguments: calls.append(1))
     described = report.describe_paths(torch.device("cpu"))

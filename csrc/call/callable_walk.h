@@ -1,42 +1,209 @@
-// Reads a callable as the tree of observations says.
+// Reads what a callable computes: everything from outside that its code can reach, breadth first.
 #pragma once
 
 #include <Python.h>
 
+#include <cstdint>
+#include <cstring>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "call/observations.h"
 #include "call/python_objects.h"
 
 namespace cutfuse::call {
 
-// The values that a walk through the tree of observations has found so far.
+constexpr int kValuesLimit = 256;  // of one callable
+constexpr Py_ssize_t kTextLimit = 4096;
+constexpr long kIntegerBitsLimit = 1024;
 
-class WalkSlots {
+// A chain (name or index, attribute...): what code reads of a name or a free variable, and of that one by one.
+using Chains = std::vector<PyRef>;
+
+// What cutfuse/epilogue/fingerprint.py tells of code, which is kept so that no other takes its address.
+struct CodeFacts {
+  PyRef code;
+  PyRef reads;    // stands for the code, and for equal code
+  bool is_known;  // of a function that stands for itself
+  bool is_function;
+  bool is_method;
+  bool is_forward;
+  Chains globals;
+  Chains free;
+  Chains own;        // what a method reads of its object
+  PyRef attributes;  // a tuple of names that a forward may read of its module
+};
+
+struct AttributeFacts {
+  PyRef name;
+  bool has_key;           // a read of it runs no code
+  bool may_be_in_object;  // whatever the class has
+  bool may_be_child;
+  PyRef of_class;
+};
+
+// Of a class by its version, which is another one after anything about it or a base has changed.
+struct ClassFacts {
+  bool is_plain;
+  PyRef forward;  // of PyTorch's own modules
+  std::unordered_map<PyObject*, AttributeFacts> attributes;
+};
+
+struct Facts {
+  std::unordered_map<PyObject*, CodeFacts> codes;
+  std::unordered_map<uint32_t, ClassFacts> classes;
+  uint32_t module_version = 0;  // of torch.nn.Module's class, for which the facts of code are
+};
+
+// What is the same in the whole process; set once.
+struct Language {
+  PyObject* known = nullptr;  // a dict: (itself, code, defaults) of what stands for itself in a key
+  PyObject* hooks = nullptr;  // of all modules: (namespace, name of the check, its code, containers), or None
+  PyTypeObject* dtype = nullptr;
+  PyTypeObject* tensor = nullptr;
+  PyTypeObject* module = nullptr;
+  PyTypeObject* epilogue = nullptr;
+  PyTypeObject* partial = nullptr;
+  // Descriptors of partial, which are C's.
+  PyObject* partial_function = nullptr;
+  PyObject* partial_arguments = nullptr;
+  PyObject* partial_keywords = nullptr;
+  PyObject* expression = nullptr;  // and other names
+  PyObject* operand_count = nullptr;
+  PyObject* modules = nullptr;
+  PyObject* parameters = nullptr;
+  PyObject* buffers = nullptr;
+};
+
+inline Language language;
+
+enum class Answer {
+  kSame,       // an object by identity: of Python's or the language's own
+  kCode,       // by what stands for it
+  kSeen,       // the function that was found as number `bits`
+  kFloat,      // by bits
+  kInt,        // by value
+  kText,       // str or bytes by type and value; an int beyond 64 bits, too
+  kAttribute,  // of a torch.nn.Module: its name, and the address of its type as `bits`
+  kTuple,      // of `bits` items, which become values
+  kFloatType,  // a subclass of float; the float becomes a value
+  kPartial,    // its function and its arguments become values
+  kMethod,     // its object becomes a value
+  kModule,     // a torch.nn.Module as a whole, of a class by its version
+  kClass,      // an object of which attributes are read, of a class by its version
+  kEpilogue,   // by its expression and its number of operands
+  kDepth,      // how many attributes were taken
+  kPlace,      // where an object has an attribute
+  kSize,       // how many items there are
+};
+
+struct Token {
+  Answer answer;
+  int64_t bits;
+  PyObject* object;
+};
+
+// Of two texts of the same type and hash, or integers. Runs no Python code: their types are Python's own.
+inline bool is_equal(PyObject* first, PyObject* second) {
+  if (first == second) {
+    return true;
+  }
+  return Py_TYPE(first) == Py_TYPE(second) && PyObject_RichCompareBool(first, second, Py_EQ) == 1;
+}
+
+inline bool is_text(Token const& token) { return token.answer == Answer::kText || token.answer == Answer::kAttribute; }
+
+inline bool operator==(Token const& first, Token const& second) {
+  if (first.answer != second.answer || first.bits != second.bits) {
+    return false;
+  }
+  return first.object == second.object || (is_text(first) && is_equal(first.object, second.object));
+}
+
+// A walk's tokens: in an array, and on the heap where they are many.
+class Tokens {
  public:
-  WalkSlots(WalkSlots const&) = delete;
-  WalkSlots& operator=(WalkSlots const&) = delete;
+  Tokens() = default;
+  Tokens(Tokens const&) = delete;
+  Tokens& operator=(Tokens const&) = delete;
 
- protected:
-  WalkSlots() = default;
+  void push(Token token) {
+    if (count_ == kFew) more_.assign(few_, few_ + kFew);
+    if (count_ >= kFew) {
+      more_.push_back(token);
+    } else {
+      few_[count_] = token;
+    }
+    ++count_;
+    uint64_t const object = is_text(token) ? 0 : reinterpret_cast<uintptr_t>(token.object) >> 4;
+    hash_ = (hash_ ^ static_cast<uint64_t>(token.bits) ^ object) * 0x9E3779B97F4A7C15ull;
+    hash_ ^= hash_ >> 32 ^ static_cast<uint64_t>(token.answer);
+  }
 
-  ~WalkSlots() {
+  Token const* begin() const { return count_ > kFew ? more_.data() : few_; }
+  Token const* end() const { return begin() + count_; }
+  uint64_t hash() const { return hash_; }
+
+ private:
+  static constexpr size_t kFew = 64;
+
+  uint64_t hash_ = 0;
+  size_t count_ = 0;
+  Token few_[kFew];
+  std::vector<Token> more_;
+};
+
+// Where an object has an attribute: see cutfuse/epilogue/reads.py.
+enum class Place { kObject, kClass, kChildren };
+
+// What a walk has to be told before it can go on.
+enum class Fact { kNone, kCode, kClass, kAttribute, kBase };
+
+// `run` gives whether a callable has a key, which `tokens` then are: equal ones for equal callables. Where it has none
+// because something is not known, `missing` says what, of a code or of a class and the name of an attribute. The values
+// of a callable are held as long as its walk.
+class Walk {
+ public:
+  // is_new: the callable may have no key yet, so that what a key implies is looked at too.
+  Walk(Facts& facts, bool is_new) : facts_(facts), is_new_(is_new) {}
+  Walk(Walk const&) = delete;
+  Walk& operator=(Walk const&) = delete;
+
+  ~Walk() {
     for (int k = 0; k < count_; ++k) {
       Py_DECREF(slots_[k].value);
-      Py_XDECREF(slots_[k].function);
     }
   }
 
+  bool run(PyObject* root) {
+    if (version_of(language.module) != facts_.module_version || facts_.module_version == 0) {
+      return lacks(Fact::kBase, nullptr);
+    }
+    push(root);
+    for (int k = 0; k < count_; ++k) {
+      if (!(slots_[k].is_whole ? take_value(slots_[k].value, k == 0) : take_attributes(slots_[k]))) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  Tokens tokens;
+  Fact missing = Fact::kNone;
+  PyRef missing_of;
+  PyRef missing_name;
+
+ private:
+  // An object as a whole, or what chains read of it, each from its item `start` on.
   struct Slot {
     PyObject* value;
-    PyObject* function;  // whose reads are the value's: itself, or the forward of a module
+    PyRef const* chains;
+    size_t chain_count;
+    Py_ssize_t start;
+    bool is_whole;
   };
 
   static PyFunctionObject* as_function(PyObject* object) { return reinterpret_cast<PyFunctionObject*>(object); }
-
-  PyObject* value(Node const& node) const { return slots_[node.slot].value; }
-  PyObject* function(Node const& node) const { return slots_[node.slot].function; }
 
   // For as long as the walk takes. With a GIL its owner holds it: no other thread runs. Without one this may be the
   // last reference, and what its end runs cannot run under the lock.
@@ -53,310 +220,379 @@ class WalkSlots {
     return hold(field_of(owner, field));
   }
 
-  bool push(PyObject* value) {
-    if (value == nullptr || count_ == kSlotsLimit) {
+  bool lacks(Fact fact, PyObject* object, PyObject* name = nullptr) {
+    missing = fact;
+    missing_of = PyRef::share(object);
+    missing_name = PyRef::share(name);
+    return false;
+  }
+
+  bool push(PyObject* value) { return push({value, nullptr, 0, 0, true}); }
+
+  bool push(Slot slot) {
+    if (slot.value == nullptr || count_ == kValuesLimit) {
       return false;
     }
-    Py_INCREF(value);
-    slots_[count_++] = {value, nullptr};
+    Py_INCREF(slot.value);
+    slots_[count_++] = slot;
     return true;
   }
 
-  void set_function(Node const& node, PyObject* function) {
-    Py_INCREF(function);
-    slots_[node.slot].function = function;
+  bool add(Answer answer, int64_t bits, PyObject* object = nullptr) {
+    tokens.push({answer, bits, object});
+    return true;
   }
 
-#ifdef Py_GIL_DISABLED
-  std::vector<PyRef> held_;
-#endif
-  int count_ = 0;
-  Slot slots_[kSlotsLimit];
-};
+  bool add_same(PyObject* object) { return add(Answer::kSame, 0, object); }
 
-inline PyTypeObject* partial_type = nullptr;
-inline PyTypeObject* epilogue_type = nullptr;
-// Set by learn_types. Descriptors of partial, which are C's.
-inline PyObject* partial_function = nullptr;
-inline PyObject* partial_arguments = nullptr;
-inline PyObject* partial_keywords = nullptr;
-inline PyObject* name_expression = nullptr;
-inline PyObject* name_operand_count = nullptr;
-inline PyObject* name_modules = nullptr;
-inline PyObject* name_parameters = nullptr;
-inline PyObject* name_buffers = nullptr;
-inline PyObject* name_forward = nullptr;
+  bool add_text(PyObject* text) { return add(Answer::kText, PyObject_Hash(text), text); }
 
-// A walk through the tree: the values found so far, and the reads of them.
-class Walk : private WalkSlots {
- public:
-  explicit Walk(PyObject* callable) { push(callable); }
-
-  // The edge that belongs to what a node reads now; null where there is none.
-  Edge* follow(Node& node) {
-    switch (node.read) {
-      case Read::kValue:
-        return follow_value(node);
-      case Read::kCode:
-        return follow_same(node, field(value(node), as_function(value(node))->func_code));
-      case Read::kDefaultValues:
-        return follow_same(node, field(value(node), as_function(value(node))->func_defaults));
-      case Read::kQualname:
-        return follow_qualname(node);
-      case Read::kGlobal:
-        return follow_chain(node, read_global(node));
-      case Read::kFree:
-        return follow_chain(node, read_free(node));
-      case Read::kDefaults:
-        return follow_defaults(node);
-      case Read::kKeywordDefaults:
-        return follow_items(node, field(function(node), as_function(function(node))->func_kwdefaults));
-      case Read::kKeywords:
-        return follow_items(node, hold(describe(partial_keywords, value(node))));
-      case Read::kHooks:
-        return has_hooks(node.argument.get()) ? nullptr : node.find(whole(Answer::kNone, 0));
-      case Read::kAttributes:
-        return follow_attributes(node);
-      case Read::kForward:
-        return follow_forward(node);
-      case Read::kAttribute:
-        return follow_attribute(node);
-      case Read::kEnd:
-        break;
+  CodeFacts const* facts_of(PyObject* code) {
+    auto const found = facts_.codes.find(code);
+    if (found != facts_.codes.end()) {
+      return &found->second;
     }
+    lacks(Fact::kCode, code);
     return nullptr;
   }
 
- private:
-  Edge* follow_value(Node& node) {
-    PyObject* const object = value(node);
-    if (PyFunction_Check(object)) {
-      return follow_function(node, object);
+  ClassFacts* facts_of(PyTypeObject* type, uint32_t version) {
+    auto const found = facts_.classes.find(version);
+    if (version != 0 && found != facts_.classes.end()) {
+      return &found->second;
     }
+    lacks(Fact::kClass, reinterpret_cast<PyObject*>(type));
+    return nullptr;
+  }
+
+  bool take_value(PyObject* object, bool is_root) {
+    if (PyFunction_Check(object)) {
+      return take_function(object);
+    }
+    PyTypeObject* const type = Py_TYPE(object);
     if (PyFloat_CheckExact(object)) {
-      return node.find(float_token(object));
+      double const value = PyFloat_AS_DOUBLE(object);
+      int64_t bits;
+      std::memcpy(&bits, &value, sizeof(bits));
+      return add(Answer::kFloat, bits);
     }
     if (PyLong_CheckExact(object)) {
-      return node.find(int_token(object));
+      return take_integer(object);
     }
     if (PyUnicode_CheckExact(object) || PyBytes_CheckExact(object)) {
-      return node.find(text_token(object));
+      text_ += PyUnicode_CheckExact(object) ? PyUnicode_GET_LENGTH(object) : PyBytes_GET_SIZE(object);
+      return text_ <= kTextLimit && add_text(object);
     }
     if (PyTuple_CheckExact(object)) {
-      return follow_tuple(node, object);
+      return take_tuple(object);
     }
-    if (Py_TYPE(object) == partial_type) {
-      return follow_partial(node, object);
+    if (object == Py_None || PyBool_Check(object) || type == language.dtype) {
+      return add_same(object);
     }
-    if (Py_TYPE(object) == epilogue_type) {
-      return follow_epilogue(node, object);
+    bool const is_class = type == &PyType_Type || object == reinterpret_cast<PyObject*>(language.tensor);
+    if (is_class || type == &PyCFunction_Type || type == &PyMethodDescr_Type) {
+      PyObject* const found = hold(item_of(language.known, object));
+      return found != nullptr && add_same(PyTuple_GET_ITEM(found, 0));  // which may equal another object
+    }
+    if (type == language.partial) {
+      return take_partial(object);
+    }
+    if (type == language.epilogue) {
+      return take_epilogue(object);
     }
     if (PyMethod_Check(object)) {
-      return follow_method(node, object);
+      return is_root && take_method(object);  // as another value it has a repr and an identity
     }
-    if (Edge* const same = node.find({Answer::kSame, 0, object})) {
-      return same;
+    if (PyType_IsSubtype(type, language.module)) {
+      return take_module(object);
     }
-    PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
-    if (PyFloat_Check(object)) {
-      Edge* const edge = node.find({Answer::kFloatType, 0, type});
-      PyRef const number = PyRef::steal(edge == nullptr ? nullptr : PyFloat_FromDouble(PyFloat_AS_DOUBLE(object)));
-      return push(number.get()) ? edge : nullptr;
+    bool const is_numpy = PyFloat_Check(object) && std::strncmp(type->tp_name, "numpy.", 6) == 0;
+    if (!is_numpy || PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) {
+      return false;
     }
-    uint32_t const version = version_of(Py_TYPE(object));
-    if (version == 0) {
-      return nullptr;
-    }
-    Edge* const edge = node.find({Answer::kModule, version, type});
-    return edge != nullptr ? follow_module(edge, object) : node.find({Answer::kClass, version, type});
+    PyRef const number = PyRef::steal(PyFloat_FromDouble(PyFloat_AS_DOUBLE(object)));
+    return add(Answer::kFloatType, 0, reinterpret_cast<PyObject*>(type)) && push(number.get());
   }
 
-  // Code may ask whether two modules are one: no callable that has one twice is known.
-  Edge* follow_module(Edge* edge, PyObject* module) {
-    for (int k = 0; k < module_count_; ++k) {
-      if (modules_[k] == module) {
-        return nullptr;
+  bool take_integer(PyObject* object) {
+    int overflow = 0;
+    long long const value = PyLong_AsLongLongAndOverflow(object, &overflow);
+    if (overflow == 0) {
+      return add(Answer::kInt, value);
+    }
+    PyRef const bits = PyRef::steal(PyObject_CallMethod(object, "bit_length", nullptr));
+    return bits && PyLong_AsLong(bits.get()) <= kIntegerBitsLimit && add_text(object);
+  }
+
+  bool take_tuple(PyObject* object) {
+    Py_ssize_t const size = PyTuple_GET_SIZE(object);
+    for (Py_ssize_t k = 0; k < size; ++k) {
+      if (!push(PyTuple_GET_ITEM(object, k))) {
+        return false;
       }
     }
-    modules_[module_count_++] = module;
-    return edge;
+    return add(Answer::kTuple, size);
   }
 
-  Edge* follow_function(Node& node, PyObject* object) {
+  bool take_function(PyObject* object) {
+    PyObject* const code = field(object, as_function(object)->func_code);
+    auto const found = facts_.codes.find(code);
+    bool const may_be_known = found == facts_.codes.end() || found->second.is_known;
+    if (PyObject* const known = may_be_known ? hold(item_of(language.known, object)) : nullptr) {
+      PyObject* const defaults = field(object, as_function(object)->func_defaults);
+      bool const is_patched = code != PyTuple_GET_ITEM(known, 1) ||
+                              (defaults == nullptr ? Py_None : defaults) != PyTuple_GET_ITEM(known, 2);
+      return !is_patched && add_same(object);
+    }
     for (int k = 0; k < function_count_; ++k) {
       if (functions_[k] == object) {
-        return node.find(whole(Answer::kSeen, k));
+        return add(Answer::kSeen, k);
       }
     }
-    Edge* const edge = node.find({Answer::kCode, 0, field(object, as_function(object)->func_code)});
-    if (edge == nullptr) {
-      return node.find({Answer::kSame, 0, object});
+    if (found == facts_.codes.end()) {
+      return lacks(Fact::kCode, code);
     }
-    PyObject* const attributes = field(object, as_function(object)->func_dict);
-    if (!edge->is_alive() || (attributes != nullptr && PyDict_GET_SIZE(attributes) != 0)) {
-      return nullptr;
+    if (!found->second.is_function || has_attributes(object)) {
+      return false;
     }
     functions_[function_count_++] = object;
-    set_function(node, object);
-    return edge;
+    return take_reads(object, found->second, Answer::kCode);
   }
 
-  Edge* follow_tuple(Node& node, PyObject* object) {
-    Py_ssize_t const size = PyTuple_GET_SIZE(object);
-    Edge* const edge = node.find(whole(Answer::kTuple, size));
-    for (Py_ssize_t k = 0; edge != nullptr && k < size; ++k) {
-      if (!push(PyTuple_GET_ITEM(object, k))) {
-        return nullptr;
+  bool has_attributes(PyObject* function) {
+    PyObject* const attributes = field(function, as_function(function)->func_dict);
+    return attributes != nullptr && PyDict_GET_SIZE(attributes) != 0;
+  }
+
+  // What a function reads. Its name is a part of what f"{fn}" gives.
+  bool take_reads(PyObject* function, CodeFacts const& facts, Answer answer) {
+    PyFunctionObject* const own = as_function(function);
+    PyObject* const name = field(function, own->func_qualname);
+    if (name == nullptr || !PyUnicode_CheckExact(name) || PyUnicode_GET_LENGTH(name) > kTextLimit) {
+      return false;
+    }
+    add(answer, 0, facts.reads.get());
+    add_text(name);
+    for (PyRef const& chain : facts.globals) {
+      if (!take_chain(read_global(own, PyTuple_GET_ITEM(chain.get(), 0)), chain, 1)) {
+        return false;
       }
     }
-    return edge;
+    for (PyRef const& chain : facts.free) {
+      if (!take_chain(read_free(own, PyLong_AsSsize_t(PyTuple_GET_ITEM(chain.get(), 0))), chain, 1)) {
+        return false;
+      }
+    }
+    PyObject* const defaults = field(function, own->func_defaults);
+    bool const has_defaults = defaults != nullptr && PyTuple_GET_SIZE(defaults) != 0;
+    add(Answer::kSize, has_defaults ? 1 : 0);
+    return (!has_defaults || push(defaults)) && take_items(field(function, own->func_kwdefaults));
   }
 
-  Edge* follow_partial(Node& node, PyObject* object) {
-    Edge* const edge = node.find(whole(Answer::kPartial, 0));
-    if (edge == nullptr) {
+  PyObject* read_global(PyFunctionObject* function, PyObject* name) {
+    if (!PyDict_CheckExact(function->func_globals)) {  // a subclass may compute what it gives
       return nullptr;
     }
+    PyObject* const found = hold(item_of(function->func_globals, name));
+    return found != nullptr ? found : hold(item_of(function->func_builtins, name));
+  }
+
+  PyObject* read_free(PyFunctionObject* function, Py_ssize_t index) {
+    PyObject* const closure = function->func_closure;
+    if (closure == nullptr || index >= PyTuple_GET_SIZE(closure)) {
+      return nullptr;
+    }
+    return hold(PyRef::steal(PyCell_Get(PyTuple_GET_ITEM(closure, index))));
+  }
+
+  // What the attributes of a chain give, from `start` on, where the value is a module: up to the first thing that is
+  // not one, which becomes a value. How far that is belongs to the key: an attribute may be a module with an attribute
+  // `imag`, or a number.
+  bool take_chain(PyObject* value, PyRef const& chain, Py_ssize_t start) {
+    Py_ssize_t const size = PyTuple_GET_SIZE(chain.get());
+    Py_ssize_t place = start;
+    for (; value != nullptr && place < size && PyModule_CheckExact(value); ++place) {
+      value = hold(item_of(PyModule_GetDict(value), PyTuple_GET_ITEM(chain.get(), place)));
+    }
+    if (value == nullptr) {
+      return false;
+    }
+    if (start < size) {
+      add(Answer::kDepth, place - start);
+    }
+    if (place == size) {
+      return push(value);
+    }
+    bool is_plain = false;
+    if (!read_is_plain(Py_TYPE(value), is_plain)) {
+      return false;
+    }
+    if (is_plain) {
+      return push({value, &chain, 1, place, false});
+    }
+    // Attributes of these may change without their key changing.
+    bool const is_callable = PyFunction_Check(value) || PyCFunction_Check(value) ||
+                             Py_TYPE(value) == &PyMethodDescr_Type || PyObject_TypeCheck(value, language.partial);
+    return !is_callable && value != reinterpret_cast<PyObject*>(language.tensor) && push(value);
+  }
+
+  // False where it is not known yet.
+  bool read_is_plain(PyTypeObject* type, bool& is_plain) {
+    if (PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) {
+      ClassFacts const* const facts = facts_of(type, version_of(type));
+      is_plain = facts != nullptr && facts->is_plain;
+      return facts != nullptr;
+    }
+    return true;
+  }
+
+  // Attributes of an object whose class has the version that the facts are of: it decides what a read does.
+  bool take_attributes(Slot slot) {
+    PyTypeObject* const type = Py_TYPE(slot.value);
+    uint32_t const version = version_of(type);
+    ClassFacts* const facts = facts_of(type, version);
+    if (facts == nullptr || !facts->is_plain) {
+      return false;
+    }
+    add(Answer::kClass, version);
+    for (size_t k = 0; k < slot.chain_count; ++k) {
+      PyRef const& chain = slot.chains[k];
+      auto const [found, place] = find_attribute(slot.value, *facts, PyTuple_GET_ITEM(chain.get(), slot.start));
+      if (found == nullptr) {
+        return false;
+      }
+      // A copy, which has the class too, would read what the class holds at that time.
+      if (place == Place::kClass && slot.start + 1 < PyTuple_GET_SIZE(chain.get())) {
+        bool is_plain = false;
+        if (PyModule_CheckExact(found) || !read_is_plain(Py_TYPE(found), is_plain) || is_plain) {
+          return false;
+        }
+      }
+      add(Answer::kPlace, static_cast<int64_t>(place));
+      if (!take_chain(found, chain, slot.start + 1)) {
+        return false;
+      }
+    }
+    return Py_TYPE(slot.value) == type;
+  }
+
+  std::pair<PyObject*, Place> find_attribute(PyObject* object, ClassFacts& of_class, PyObject* name) {
+    auto const item = of_class.attributes.find(name);
     PyObject* const attributes = hold(dict_of(object));
-    if (attributes == nullptr || !PyDict_CheckExact(attributes) || PyDict_GET_SIZE(attributes) != 0) {
-      return nullptr;
+    if (item == of_class.attributes.end()) {
+      lacks(Fact::kAttribute, reinterpret_cast<PyObject*>(Py_TYPE(object)), name);
+      return {nullptr, Place::kObject};
     }
-    bool const pushed =
-        push(hold(describe(partial_function, object))) && push(hold(describe(partial_arguments, object)));
-    return pushed ? edge : nullptr;
-  }
-
-  Edge* follow_epilogue(Node& node, PyObject* object) {
-    PyObject* const attributes = hold(dict_of(object));
-    PyObject* const expression = hold(item_of(attributes, name_expression));
-    PyObject* const operand_count = hold(item_of(attributes, name_operand_count));
-    if (expression == nullptr || operand_count == nullptr || !PyLong_CheckExact(operand_count)) {
-      return nullptr;
-    }
-    Edge* const edge = node.find({Answer::kEpilogue, int_token(operand_count).bits, expression});
-    return edge != nullptr && edge->is_alive() ? edge : nullptr;
-  }
-
-  Edge* follow_method(Node& node, PyObject* object) {
-    PyObject* const function = PyMethod_GET_FUNCTION(object);
-    if (!PyFunction_Check(function)) {
-      return nullptr;
-    }
-    Edge* const edge = node.find({Answer::kMethod, 0, field(function, as_function(function)->func_code)});
-    PyObject* const attributes = field(function, as_function(function)->func_dict);
-    if (edge == nullptr || !edge->is_alive() || (attributes != nullptr && PyDict_GET_SIZE(attributes) != 0)) {
-      return nullptr;
-    }
-    set_function(node, function);
-    return push(PyMethod_GET_SELF(object)) ? edge : nullptr;
-  }
-
-  static Edge* follow_same(Node& node, PyObject* found) {
-    return node.find({Answer::kSame, 0, found == nullptr ? Py_None : found});
-  }
-
-  Edge* follow_qualname(Node& node) {
-    PyObject* const name = field(function(node), as_function(function(node))->func_qualname);
-    return name != nullptr && PyUnicode_CheckExact(name) ? node.find(text_token(name)) : nullptr;
-  }
-
-  PyObject* read_global(Node const& node) {
-    PyFunctionObject* const owner = as_function(function(node));
-    PyObject* const name = PyTuple_GET_ITEM(node.argument.get(), 0);
-    if (!PyDict_CheckExact(owner->func_globals)) {
-      return nullptr;
-    }
-    PyObject* const found = hold(item_of(owner->func_globals, name));
-    return found != nullptr ? found : hold(item_of(owner->func_builtins, name));
-  }
-
-  PyObject* read_free(Node const& node) {
-    PyObject* const closure = as_function(function(node))->func_closure;
-    if (closure == nullptr || node.index >= PyTuple_GET_SIZE(closure)) {
-      return nullptr;
-    }
-    return hold(PyRef::steal(PyCell_Get(PyTuple_GET_ITEM(closure, node.index))));
-  }
-
-  // Attributes of modules, up to the first thing that is not one: what was found first, by the first of the names, and
-  // how many more were taken.
-  std::pair<PyObject*, Py_ssize_t> through_modules(PyObject* found, PyObject* names) {
-    Py_ssize_t depth = 0;
-    while (found != nullptr && depth + 1 < PyTuple_GET_SIZE(names) && PyModule_CheckExact(found)) {
-      ++depth;
-      found = hold(item_of(PyModule_GetDict(found), PyTuple_GET_ITEM(names, depth)));
-    }
-    return {found, depth};
-  }
-
-  Edge* follow_chain(Node& node, PyObject* first) {
-    auto const [found, depth] = through_modules(first, node.argument.get());
-    return push(found) ? node.find(whole(Answer::kDepth, depth)) : nullptr;
-  }
-
-  // Of an object whose class has the version that an answer was given for: it decides what a read of the name does.
-  Edge* follow_attribute(Node& node) {
-    PyObject* const names = node.argument.get();
-    auto const [first, place] = find_attribute(value(node), PyTuple_GET_ITEM(names, 0));
-    auto const [found, depth] = through_modules(first, names);
-    return push(found) ? node.find(place_token(static_cast<int64_t>(place), depth)) : nullptr;
-  }
-
-  std::pair<PyObject*, Place> find_attribute(PyObject* object, PyObject* name) {
-    PyObject* const attributes = hold(dict_of(object));
-    if (attributes == nullptr || !PyDict_CheckExact(attributes)) {
+    AttributeFacts const& facts = item->second;
+    if (!facts.has_key || attributes == nullptr || !PyDict_CheckExact(attributes)) {
       return {nullptr, Place::kObject};
     }
     if (PyObject* const found = hold(item_of(attributes, name))) {
-      return {found, Place::kObject};
+      return {facts.may_be_in_object ? found : nullptr, Place::kObject};
     }
-    if (PyObject* const found = find_in_class(Py_TYPE(object), name)) {
-      return {found, Place::kClass};
+    if (facts.of_class) {
+      return {facts.of_class.get(), Place::kClass};
     }
-    for (PyObject* const home : {name_parameters, name_buffers}) {
+    for (PyObject* const home : {language.parameters, language.buffers}) {
       PyObject* const tensors = hold(item_of(attributes, home));
-      if (tensors == nullptr || !PyDict_CheckExact(tensors) || hold(item_of(tensors, name)) != nullptr) {
+      if (!facts.may_be_child || tensors == nullptr || !PyDict_CheckExact(tensors) ||
+          hold(item_of(tensors, name)) != nullptr) {
         return {nullptr, Place::kChildren};
       }
     }
-    return {hold(item_of(hold(item_of(attributes, name_modules)), name)), Place::kChildren};
+    return {hold(item_of(hold(item_of(attributes, language.modules)), name)), Place::kChildren};
   }
 
-  Edge* follow_defaults(Node& node) {
-    PyObject* const defaults = field(function(node), as_function(function(node))->func_defaults);
-    if (defaults == nullptr || (PyTuple_CheckExact(defaults) && PyTuple_GET_SIZE(defaults) == 0)) {
-      return node.find(whole(Answer::kSize, 0));
+  bool take_partial(PyObject* object) {
+    PyObject* const attributes = hold(dict_of(object));
+    if (attributes == nullptr || !PyDict_CheckExact(attributes) || PyDict_GET_SIZE(attributes) != 0) {
+      return false;
     }
-    return push(defaults) ? node.find(whole(Answer::kSize, 1)) : nullptr;
+    add(Answer::kPartial, 0);
+    return push(hold(describe(language.partial_function, object))) &&
+           push(hold(describe(language.partial_arguments, object))) &&
+           take_items(hold(describe(language.partial_keywords, object)));
   }
 
-  bool push_items(PyObject* dict) {
-    bool pushed = true;
-    CUTFUSE_BEGIN_CRITICAL_SECTION(dict);
-    Py_ssize_t position = 0;
-    PyObject *key, *item;
-    while (pushed && PyDict_Next(dict, &position, &key, &item) != 0) {
-      pushed = push(key) && push(item);
+  // By its expression: an Epilogue may be made anew for every call.
+  bool take_epilogue(PyObject* object) {
+    PyObject* const attributes = hold(dict_of(object));
+    PyObject* const expression = hold(item_of(attributes, language.expression));
+    PyObject* const operand_count = hold(item_of(attributes, language.operand_count));
+    if (expression == nullptr || operand_count == nullptr || !PyLong_CheckExact(operand_count)) {
+      return false;
     }
-    CUTFUSE_END_CRITICAL_SECTION();
-    return pushed;
+    return add(Answer::kEpilogue, PyLong_AsLongLong(operand_count), expression);
   }
 
-  Edge* follow_items(Node& node, PyObject* dict) {
-    int const before = count_;
-    if (dict != nullptr && (!PyDict_CheckExact(dict) || !push_items(dict))) {
-      return nullptr;
+  // One written in Python that reads attributes of its object, and uses the object for nothing else.
+  bool take_method(PyObject* object) {
+    PyObject* const function = PyMethod_GET_FUNCTION(object);
+    if (!PyFunction_Check(function)) {
+      return false;
     }
-    return node.find(whole(Answer::kSize, (count_ - before) / 2));
+    CodeFacts const* const facts = facts_of(field(function, as_function(function)->func_code));
+    if (facts == nullptr || !facts->is_method || has_attributes(function)) {
+      return false;
+    }
+    return push({PyMethod_GET_SELF(object), facts->own.data(), facts->own.size(), 0, false}) &&
+           take_reads(function, *facts, Answer::kMethod);
   }
 
-  // Whether a module may have a hook of all modules: `argument` says which function tells, by which containers.
-  bool has_hooks(PyObject* argument) {
-    PyObject* const home = PyTuple_GET_ITEM(argument, 0);
-    PyObject* const names = PyTuple_GET_ITEM(argument, 3);
-    PyObject* const check = hold(item_of(home, PyTuple_GET_ITEM(argument, 1)));
+  // PyTorch's own modules without tensors and hooks: their class, what `forward` reads, and their attributes.
+  bool take_module(PyObject* module) {
+    uint32_t const version = version_of(Py_TYPE(module));
+    ClassFacts const* const of_class = facts_of(Py_TYPE(module), version);
+    if (of_class == nullptr || !of_class->forward || is_twice(module) || has_hooks()) {
+      return false;
+    }
+    PyObject* const forward = of_class->forward.get();
+    CodeFacts const* const facts = facts_of(field(forward, as_function(forward)->func_code));
+    PyObject* const attributes = hold(dict_of(module));
+    if (facts == nullptr || !facts->is_forward || attributes == nullptr || !PyDict_CheckExact(attributes)) {
+      return false;
+    }
+    for (Py_ssize_t k = 0; is_new_ && k < PyTuple_GET_SIZE(facts->attributes.get()); ++k) {
+      if (hold(item_of(attributes, PyTuple_GET_ITEM(facts->attributes.get(), k))) == nullptr) {
+        return false;
+      }
+    }
+    add(Answer::kModule, version);
+    return take_dict(attributes, &Walk::take_module_attribute) && take_reads(forward, *facts, Answer::kCode);
+  }
+
+  // Code may ask whether two modules are one.
+  bool is_twice(PyObject* module) const {
+    int found = 0;
+    for (int k = 0; k < count_; ++k) {
+      found += slots_[k].value == module && slots_[k].is_whole;
+    }
+    return found > 1;
+  }
+
+  bool take_module_attribute(PyObject* name, PyObject* value) {
+    if (!PyUnicode_CheckExact(name)) {
+      return false;
+    }
+    // With the type, as an empty container has no part of its own.
+    add(Answer::kAttribute, static_cast<int64_t>(reinterpret_cast<intptr_t>(Py_TYPE(value))), name);
+    if (!is_container(value)) {
+      return push(value);
+    }
+    bool const has_children = PyDict_CheckExact(value) && is_equal(name, language.modules);
+    return is_empty(value) || (has_children && take_items(value));
+  }
+
+  // Whether a module may have a hook of all modules: the check's function reads these containers and nothing else.
+  bool has_hooks() {
+    if (!PyTuple_CheckExact(language.hooks)) {
+      return true;
+    }
+    PyObject* const home = PyTuple_GET_ITEM(language.hooks, 0);
+    PyObject* const names = PyTuple_GET_ITEM(language.hooks, 3);
+    PyObject* const check = hold(item_of(home, PyTuple_GET_ITEM(language.hooks, 1)));
     if (check == nullptr || !PyFunction_Check(check) || as_function(check)->func_globals != home ||
-        field(check, as_function(check)->func_code) != PyTuple_GET_ITEM(argument, 2)) {
+        field(check, as_function(check)->func_code) != PyTuple_GET_ITEM(language.hooks, 2)) {
       return true;
     }
     for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(names); ++k) {
@@ -368,83 +604,39 @@ class Walk : private WalkSlots {
     return false;
   }
 
-  Edge* follow_attributes(Node& node) {
-    PyObject* const attributes = hold(dict_of(value(node)));
-    if (attributes == nullptr || !PyDict_CheckExact(attributes)) {
-      return nullptr;
+  // Names and values; nothing where there is no dict.
+  bool take_items(PyObject* dict) {
+    if (dict == nullptr) {
+      return add(Answer::kSize, 0);
     }
-    for (Edge& edge : node.edges) {
-      int const before = count_;
-      if (push_attributes(attributes, edge.token.object)) {
-        return &edge;
-      }
-      while (count_ > before) {
-        hold(PyRef::steal(slots_[--count_].value));
-      }
-    }
-    return nullptr;
+    return PyDict_CheckExact(dict) && take_dict(dict, &Walk::push_item);
   }
 
-  // Whether a module's attributes have these names and types, in their order.
-  bool push_attributes(PyObject* attributes, PyObject* description) {
-    PyObject* const names = PyTuple_GET_ITEM(description, 0);
-    PyObject* const types = PyTuple_GET_ITEM(description, 1);
-    int64_t const children = int_token(PyTuple_GET_ITEM(description, 2)).bits;
-    Py_ssize_t const size = PyTuple_GET_SIZE(names);
-    bool is_same = false;
-    CUTFUSE_BEGIN_CRITICAL_SECTION(attributes);
+  bool push_item(PyObject* key, PyObject* item) { return push(key) && push(item); }
+
+  bool take_dict(PyObject* dict, bool (Walk::*take)(PyObject*, PyObject*)) {
+    bool has_key = true;
+    CUTFUSE_BEGIN_CRITICAL_SECTION(dict);
+    add(Answer::kSize, PyDict_GET_SIZE(dict));
     Py_ssize_t position = 0;
     PyObject *key, *item;
-    is_same = PyDict_GET_SIZE(attributes) == size;
-    for (Py_ssize_t k = 0; is_same && k < size; ++k) {
-      is_same = PyDict_Next(attributes, &position, &key, &item) != 0 && is_equal(key, PyTuple_GET_ITEM(names, k)) &&
-                reinterpret_cast<PyObject*>(Py_TYPE(item)) == PyTuple_GET_ITEM(types, k) &&
-                push_attribute(key, item, children);
+    while (has_key && PyDict_Next(dict, &position, &key, &item) != 0) {
+      has_key = (this->*take)(key, item);
     }
     CUTFUSE_END_CRITICAL_SECTION();
-    return is_same;
+    return has_key;
   }
 
-  bool push_attribute(PyObject* name, PyObject* item, int64_t children) {
-    if (!is_container(item)) {
-      return push(item);
-    }
-    if (children == 0 || !is_equal(name, name_modules)) {
-      return is_empty(item);
-    }
-    int const before = count_;
-    return PyDict_CheckExact(item) && push_items(item) && count_ - before == 2 * children;
-  }
-
-  Edge* follow_forward(Node& node) {
-    PyObject* const forward = find_in_class(Py_TYPE(value(node)), name_forward);
-    if (forward == nullptr || !PyFunction_Check(forward)) {
-      return nullptr;
-    }
-    Edge* const edge = node.find({Answer::kCode, 0, field(forward, as_function(forward)->func_code)});
-    if (edge == nullptr || !edge->is_alive()) {
-      return nullptr;
-    }
-    set_function(node, forward);
-    return edge;
-  }
-
-  // What classes hold. Those that are not Python's own have their dicts there.
-  PyObject* find_in_class(PyTypeObject* type, PyObject* name) {
-    PyObject* const bases = type->tp_mro;
-    for (Py_ssize_t k = 0; bases != nullptr && k < PyTuple_GET_SIZE(bases); ++k) {
-      PyTypeObject* const base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(bases, k));
-      if (PyObject* const found = hold(item_of(base->tp_dict, name))) {
-        return found;
-      }
-    }
-    return nullptr;
-  }
-
+  Facts& facts_;
+  bool is_new_;
+#ifdef Py_GIL_DISABLED
+  std::vector<PyRef> held_;
+#endif
+  Py_ssize_t text_ = 0;
+  int count_ = 0;
   int function_count_ = 0;
-  int module_count_ = 0;
-  PyObject* functions_[kSlotsLimit];
-  PyObject* modules_[kSlotsLimit];
+  Slot slots_[kValuesLimit];
+  PyObject* functions_[kValuesLimit];
 };
 
 }  // namespace cutfuse::call

@@ -1,11 +1,13 @@
 #include "call/callables.h"
 
+#include <algorithm>
 #include <iterator>
+#include <optional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "call/callable_walk.h"
-#include "call/observations.h"
 #include "call/python_objects.h"
 
 #ifdef Py_GIL_DISABLED
@@ -15,143 +17,8 @@
 namespace cutfuse::call {
 namespace {
 
-// A step of a trail, see cutfuse/epilogue/fingerprint.py.
-struct Step {
-  Node node;  // without edges
-  Edge edge;
-};
-
-enum class Parsed { kSteps, kInexpressible, kError };  // after an error an exception is set
-
-// By Read and by Answer.
-constexpr char const* kReads[] = {"value",      "code",     "default values",   "qualname", "global",
-                                  "free",       "defaults", "keyword defaults", "keywords", "hooks",
-                                  "attributes", "forward",  "attribute"};
-constexpr char const* kAnswers[] = {"same",     "code",          "seen",    "float",  "int",    "text",
-                                    "tuple",    "float of type", "partial", "method", "module", "class",
-                                    "epilogue", "depth",         "place",   "size",   "names",  "none"};
-static_assert(std::size(kReads) == static_cast<size_t>(Read::kEnd) &&
-              std::size(kAnswers) == static_cast<size_t>(Answer::kNone) + 1);
-
-template <class T, size_t kCount>
-bool parse_name(char const* const (&names)[kCount], PyObject* text, T& value) {
-  for (size_t k = 0; k < kCount; ++k) {
-    if (PyUnicode_CompareWithASCIIString(text, names[k]) == 0) {
-      value = static_cast<T>(k);
-      return true;
-    }
-  }
-  PyErr_Format(PyExc_ValueError, "a trail has no %R", text);
-  return false;
-}
-
-// The token of an answer, and what keeps its object. `found` is what Python's fingerprint looked at.
-Parsed parse_answer(Answer answer, PyObject* found, Edge& edge) {
-  PyObject* first = found;
-  PyObject* second = nullptr;
-  bool const is_pair =
-      answer == Answer::kModule || answer == Answer::kClass || answer == Answer::kEpilogue || answer == Answer::kPlace;
-  if (is_pair && !PyArg_ParseTuple(found, "OO", &first, &second)) return Parsed::kError;
-  edge.token = {answer, 0, nullptr};
-  switch (answer) {
-    case Answer::kFloat:
-      edge.token = float_token(found);
-      return Parsed::kSteps;
-    case Answer::kInt:
-      edge.token = int_token(found);
-      edge.owned = PyRef::share(edge.token.object);
-      return Parsed::kSteps;
-    case Answer::kText:
-      edge.token = text_token(found);
-      edge.owned = PyRef::share(found);
-      return Parsed::kSteps;
-    case Answer::kSeen:
-    case Answer::kTuple:
-    case Answer::kDepth:
-    case Answer::kSize:
-      edge.token.bits = PyLong_AsLongLong(found);
-      return PyErr_Occurred() == nullptr ? Parsed::kSteps : Parsed::kError;
-    case Answer::kPartial:
-    case Answer::kNone:
-      return Parsed::kSteps;
-    case Answer::kSame:
-    case Answer::kFloatType:
-    case Answer::kNames:
-      edge.token.object = found;
-      edge.owned = PyRef::share(found);
-      return Parsed::kSteps;
-    case Answer::kPlace:
-      edge.token = place_token(PyLong_AsLongLong(first), PyLong_AsLongLong(second));
-      return PyErr_Occurred() == nullptr ? Parsed::kSteps : Parsed::kError;
-    case Answer::kModule:
-    case Answer::kClass:
-      edge.token = {answer, PyLong_AsLongLong(second), first};
-      return edge.token.bits == 0 ? Parsed::kInexpressible : Parsed::kSteps;
-    case Answer::kEpilogue:
-      edge.token.bits = PyLong_AsLongLong(second);
-      [[fallthrough]];
-    case Answer::kCode:
-    case Answer::kMethod:
-      edge.token.object = first;
-      edge.weak = PyRef::steal(PyWeakref_NewRef(first, nullptr));
-      return edge.weak ? Parsed::kSteps : Parsed::kError;
-  }
-  return Parsed::kError;
-}
-
-// Whether the argument of a read is what it walks over.
-bool is_argument(Read read, PyObject* argument) {
-  Py_ssize_t const size = PyTuple_Check(argument) ? PyTuple_GET_SIZE(argument) : 0;
-  switch (read) {
-    case Read::kGlobal:
-    case Read::kAttribute:
-      return size > 0;
-    case Read::kFree:
-      return size > 0 && PyLong_Check(PyTuple_GET_ITEM(argument, 0));
-    case Read::kHooks:
-      return size == 4 && PyTuple_Check(PyTuple_GET_ITEM(argument, 3));
-    default:
-      return true;
-  }
-}
-
-Parsed parse_step(PyObject* item, Step& step) {
-  PyObject *read, *argument, *answer_name, *found;
-  Answer answer;
-  if (!PyTuple_Check(item)) {
-    PyErr_SetString(PyExc_TypeError, "a trail is a list of tuples");
-    return Parsed::kError;
-  }
-  if (!PyArg_ParseTuple(item, "UiOUO", &read, &step.node.slot, &argument, &answer_name, &found) ||
-      !parse_name(kReads, read, step.node.read) || !parse_name(kAnswers, answer_name, answer)) {
-    return Parsed::kError;
-  }
-  if (!is_argument(step.node.read, argument)) {
-    PyErr_Format(PyExc_ValueError, "no argument of %U: %R", read, argument);
-    return Parsed::kError;
-  }
-  if (step.node.slot < 0 || step.node.slot >= kSlotsLimit) {
-    return Parsed::kInexpressible;
-  }
-  step.node.argument = PyRef::share(argument);
-  if (step.node.read == Read::kFree) {
-    step.node.index = static_cast<int>(PyLong_AsLong(PyTuple_GET_ITEM(argument, 0)));
-  }
-  return parse_answer(answer, found, step.edge);
-}
-
-Parsed parse_trail(PyObject* trail, std::vector<Step>& steps) {
-  steps.resize(static_cast<size_t>(PyList_GET_SIZE(trail)));
-  for (size_t k = 0; k < steps.size(); ++k) {
-    Parsed const parsed = parse_step(PyList_GET_ITEM(trail, static_cast<Py_ssize_t>(k)), steps[k]);
-    if (parsed != Parsed::kSteps) {
-      return parsed;
-    }
-  }
-  return steps.empty() ? Parsed::kInexpressible : Parsed::kSteps;
-}
-
-constexpr size_t kNodesLimit = 16384;  // a table of code that is compiled again and again starts anew here
+// Of each of the tables. With this and the limits of a key and of code, full ones stay below 100 MB at the very worst.
+constexpr size_t kLimit = 1024;
 constexpr uint64_t kIdentity = 1;
 
 // With a GIL that is the lock: nothing below gives it up. PyMutex lets others stop the world while a thread waits for
@@ -175,84 +42,187 @@ class Lock {
 };
 #endif
 
-std::vector<Node>& nodes = *new std::vector<Node>;  // never freed: Python may be gone by then
+struct Entry {
+  std::vector<Token> tokens;
+  std::vector<PyRef> owned;  // what the tokens point to
+  uint64_t number;
+};
+
+using Keys = std::unordered_multimap<uint64_t, Entry>;  // by the hash of the tokens
+
+Keys& keys = *new Keys;  // never freed, as the facts: Python may be gone by then
+Facts& facts = *new Facts;
 uint64_t numbers = kIdentity;
 uint64_t hits = 0;
 int walks = 0;  // under way: with a GIL a dict's foreign keys may run Python code within one
 
-bool is_same_description(PyObject* first, PyObject* second) {
-  for (Py_ssize_t k = 0; k < 2; ++k) {  // names, then types
-    PyObject* const one = PyTuple_GET_ITEM(first, k);
-    PyObject* const other = PyTuple_GET_ITEM(second, k);
-    Py_ssize_t const size = PyTuple_GET_SIZE(one);
-    for (Py_ssize_t item = 0; item < size; ++item) {
-      if (size != PyTuple_GET_SIZE(other) ||
-          !(k == 0 ? is_equal(PyTuple_GET_ITEM(one, item), PyTuple_GET_ITEM(other, item))
-                   : PyTuple_GET_ITEM(one, item) == PyTuple_GET_ITEM(other, item))) {
-        return false;
-      }
-    }
-    if (size != PyTuple_GET_SIZE(other)) {
-      return false;
-    }
-  }
-  return is_equal(PyTuple_GET_ITEM(first, 2), PyTuple_GET_ITEM(second, 2));
-}
-
-Edge* find_for_learning(Node& node, Token const& token) {
-  if (token.answer != Answer::kNames) {
-    return node.find(token);
-  }
-  for (Edge& edge : node.edges) {
-    if (is_same_description(edge.token.object, token.object)) {
-      return &edge;
-    }
-  }
-  return nullptr;
-}
-
-// Whether a node reads what a step says; one that reads nothing yet does so from now on.
-bool takes(Node& node, Node& wanted) {
-  bool const is_new = node.read == Read::kEnd && node.number == 0;
-  if (is_new) {
-    std::swap(node.read, wanted.read);
-    node.slot = wanted.slot;
-    node.index = wanted.index;
-    node.argument = std::move(wanted.argument);
-    return true;
-  }
-  // The answers so far decide what is read next, and by which name.
-  return node.read == wanted.read && node.slot == wanted.slot;
-}
-
-// Adds a path; under the lock, without a call of Python's that could run code.
-bool add_path(std::vector<Step>& steps, uint64_t number, std::vector<PyRef>& dropped) {
-  size_t place = 0;
-  for (Step& step : steps) {
-    if (!takes(nodes[place], step.node)) {
-      return false;
-    }
-    Edge* edge = find_for_learning(nodes[place], step.edge.token);
-    if (edge == nullptr || !edge->is_alive()) {
-      size_t const child = nodes.size();
-      nodes.emplace_back();
-      step.edge.child = child;
-      if (edge == nullptr) {
-        nodes[place].add(std::move(step.edge));
-      } else {  // another object at the address of one that is no more
-        dropped.push_back(std::move(edge->weak));
-        edge->weak = std::move(step.edge.weak);
-        edge->child = child;
-      }
-      place = child;
-    } else {
-      place = edge->child;
-    }
-  }
-  if (nodes[place].read != Read::kEnd) {
+// Whether a callable has a key; under the lock.
+bool walk_through(Walk& walk, PyObject* callable) {
+  if (language.known == nullptr) {
+    walk.missing = Fact::kBase;
     return false;
   }
-  nodes[place].number = number;
+  ++walks;
+  bool const has_key = walk.run(callable);
+  --walks;
+  return has_key;
+}
+
+// What was found last by the lowest bits of a hash: a table's own search divides twice, which takes 10 ns.
+struct Recent {
+  uint64_t hash;
+  Entry const* entry;
+};
+Recent recent[256] = {};
+
+uint64_t find(Tokens const& tokens) {
+  Recent& last = recent[tokens.hash() % std::size(recent)];
+  auto const is_same = [&](Entry const& entry) {
+    return std::equal(entry.tokens.begin(), entry.tokens.end(), tokens.begin(), tokens.end());
+  };
+  if (last.entry != nullptr && last.hash == tokens.hash() && is_same(*last.entry)) {
+    return last.entry->number;
+  }
+  auto const range = keys.equal_range(tokens.hash());
+  for (auto item = range.first; item != range.second; ++item) {
+    if (is_same(item->second)) {
+      last = {tokens.hash(), &item->second};
+      return item->second.number;
+    }
+  }
+  return 0;
+}
+
+// When the table is full the older half goes, to `dropped`.
+uint64_t add(Tokens const& tokens, std::vector<Entry>& dropped) {
+  if (keys.size() >= kLimit) {
+    std::fill(std::begin(recent), std::end(recent), Recent());
+    std::vector<uint64_t> known;
+    for (auto const& item : keys) {
+      known.push_back(item.second.number);
+    }
+    auto const middle = known.begin() + kLimit / 2;
+    std::nth_element(known.begin(), middle, known.end());
+    for (auto item = keys.begin(); item != keys.end();) {
+      if (item->second.number < *middle) {
+        dropped.push_back(std::move(item->second));
+        item = keys.erase(item);
+      } else {
+        ++item;
+      }
+    }
+  }
+  Entry entry{{tokens.begin(), tokens.end()}, {}, ++numbers};
+  for (Token const& token : tokens) {
+    if (token.object != nullptr) entry.owned.push_back(PyRef::share(token.object));
+    if (token.answer == Answer::kAttribute) {
+      entry.owned.push_back(PyRef::share(reinterpret_cast<PyObject*>(static_cast<intptr_t>(token.bits))));
+    }
+  }
+  keys.emplace(tokens.hash(), std::move(entry));
+  return numbers;
+}
+
+PyObject* describe_missing(Walk const& walk) {
+  constexpr char const* kNames[] = {"", "code", "class", "attribute", "base"};
+  char const* const name = kNames[static_cast<int>(walk.missing)];
+  if (walk.missing == Fact::kBase) return Py_BuildValue("(s)", name);
+  if (walk.missing == Fact::kAttribute) {
+    return Py_BuildValue("(sOO)", name, walk.missing_of.get(), walk.missing_name.get());
+  }
+  return Py_BuildValue("(sO)", name, walk.missing_of.get());
+}
+
+bool parse_chains(PyObject* given, Chains& chains) {
+  for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(given); ++k) {
+    PyObject* const chain = PyTuple_GET_ITEM(given, k);
+    if (!PyTuple_Check(chain) || PyTuple_GET_SIZE(chain) == 0) {
+      PyErr_Format(PyExc_ValueError, "no chain of names: %R", chain);
+      return false;
+    }
+    chains.push_back(PyRef::share(chain));
+  }
+  return true;
+}
+
+bool learn_code(PyObject* given) {
+  PyObject *code, *reads, *globals, *free, *own, *attributes;
+  int is_function, is_method, is_forward;
+  unsigned version;
+  CodeFacts found;
+  if (!PyArg_ParseTuple(given, "O!OpppO!O!O!O!I", &PyCode_Type, &code, &reads, &is_function, &is_method, &is_forward,
+                        &PyTuple_Type, &globals, &PyTuple_Type, &free, &PyTuple_Type, &own, &PyTuple_Type, &attributes,
+                        &version) ||
+      !parse_chains(globals, found.globals) || !parse_chains(free, found.free) || !parse_chains(own, found.own)) {
+    return false;
+  }
+  found.code = PyRef::share(code);
+  found.reads = PyRef::share(reads);
+  found.attributes = PyRef::share(attributes);
+  found.is_known = PyDict_Contains(language.known, code) == 1;
+  found.is_function = is_function != 0;
+  found.is_method = is_method != 0;
+  found.is_forward = is_forward != 0;
+  std::unordered_map<PyObject*, CodeFacts> former;  // dropped after the lock is free again, as what is found
+  Lock const lock;
+  if (walks != 0 || version != facts.module_version) {
+    return true;
+  }
+  if (facts.codes.size() >= kLimit) {
+    std::swap(facts.codes, former);
+  }
+  facts.codes.emplace(code, std::move(found));
+  return true;
+}
+
+bool learn_class(PyObject* given) {
+  unsigned version;
+  int is_plain;
+  PyObject* forward;
+  if (!PyArg_ParseTuple(given, "IpO", &version, &is_plain, &forward)) return false;
+  ClassFacts found{is_plain != 0, forward == Py_None ? PyRef() : PyRef::share(forward), {}};
+  std::unordered_map<uint32_t, ClassFacts> former;
+  Lock const lock;
+  if (walks != 0) {
+    return true;
+  }
+  if (facts.classes.size() >= kLimit) {
+    std::swap(facts.classes, former);
+  }
+  facts.classes.emplace(version, std::move(found));
+  return true;
+}
+
+// of_class: a tuple of what the class has, or an empty one.
+bool learn_attribute(PyObject* given) {
+  unsigned version;
+  int has_key, may_be_in_object, may_be_child;
+  PyObject *name, *of_class;
+  if (!PyArg_ParseTuple(given, "IOpppO!", &version, &name, &has_key, &may_be_in_object, &may_be_child, &PyTuple_Type,
+                        &of_class)) {
+    return false;
+  }
+  bool const is_in_class = PyTuple_GET_SIZE(of_class) != 0;
+  AttributeFacts found{PyRef::share(name), has_key != 0, may_be_in_object != 0, may_be_child != 0,
+                       is_in_class ? PyRef::share(PyTuple_GET_ITEM(of_class, 0)) : PyRef()};
+  Lock const lock;
+  auto const item = facts.classes.find(version);
+  if (walks == 0 && item != facts.classes.end() && item->second.attributes.size() < kLimit) {
+    item->second.attributes.emplace(name, std::move(found));
+  }
+  return true;
+}
+
+// A version of torch.nn.Module's class, for which the facts of code are from now on.
+bool learn_base(PyObject* given) {
+  unsigned version;
+  if (!PyArg_ParseTuple(given, "I", &version)) return false;
+  std::unordered_map<PyObject*, CodeFacts> former;
+  Lock const lock;
+  if (walks == 0) {
+    std::swap(facts.codes, former);
+    facts.module_version = version;
+  }
   return true;
 }
 
@@ -262,25 +232,30 @@ uint64_t recognise(PyObject* callable) {
   if (callable == Py_None) {
     return kIdentity;
   }
-  Walk walk(callable);  // ends after the lock is free again
+  Walk walk(facts, false);  // ends after the lock is free again
   Lock const lock;
-  if (nodes.empty()) {
+  if (keys.empty() || !walk_through(walk, callable)) {
     return 0;
   }
-  ++walks;
-  size_t place = 0;
-  while (nodes[place].read != Read::kEnd) {
-    Edge const* const edge = walk.follow(nodes[place]);
-    if (edge == nullptr) {
-      --walks;
-      return 0;
-    }
-    place = edge->child;
-  }
-  --walks;
-  uint64_t const number = nodes[place].number;
+  uint64_t const number = find(walk.tokens);
   hits += number != 0;
   return number;
+}
+
+PyObject* number_of(PyObject* callable) {
+  Walk walk(facts, true);
+  std::vector<Entry> dropped;
+  std::optional<uint64_t> number;
+  {
+    Lock const lock;
+    if (walk_through(walk, callable)) {
+      number = find(walk.tokens);
+      if (number == 0u && walks == 0) number = add(walk.tokens, dropped);
+    } else if (walk.missing == Fact::kNone) {
+      number = 0;
+    }
+  }
+  return number ? PyLong_FromUnsignedLongLong(*number) : describe_missing(walk);
 }
 
 uint64_t new_number() {
@@ -288,56 +263,50 @@ uint64_t new_number() {
   return ++numbers;
 }
 
-bool learn(PyObject* trail, uint64_t number) {
-  std::vector<Step> steps;
-  if (!PyList_Check(trail)) {
-    PyErr_SetString(PyExc_TypeError, "a trail is a list");
-    return false;
+bool learn_fact(PyObject* name, PyObject* given) {
+  bool (*const learners[])(PyObject*) = {&learn_code, &learn_class, &learn_attribute, &learn_base};
+  char const* const names[] = {"code", "class", "attribute", "base"};
+  for (size_t k = 0; k < 4; ++k) {
+    if (PyUnicode_CompareWithASCIIString(name, names[k]) == 0) return learners[k](given);
   }
-  if (partial_type == nullptr || parse_trail(trail, steps) != Parsed::kSteps || steps.size() >= kNodesLimit) {
-    return false;
-  }
-  std::vector<Node> former;  // both are dropped after the lock is free again
-  std::vector<PyRef> dropped;
-  Lock const lock;
-  if (walks != 0) {
-    return false;
-  }
-  if (nodes.size() + steps.size() + 1 > kNodesLimit) {
-    std::swap(nodes, former);
-  }
-  if (nodes.empty()) {
-    nodes.emplace_back();
-  }
-  return add_path(steps, number, dropped);
+  PyErr_Format(PyExc_ValueError, "there are no facts of %R", name);
+  return false;
 }
 
-bool learn_types(PyObject* partial, PyObject* epilogue) {
-  PyRef const function = PyRef::steal(PyObject_GetAttrString(partial, "func"));
-  PyRef const arguments = PyRef::steal(PyObject_GetAttrString(partial, "args"));
-  PyRef const keywords = PyRef::steal(PyObject_GetAttrString(partial, "keywords"));
-  if (!function || !arguments || !keywords) {
+bool learn_language(PyObject* known, PyObject* hooks, PyObject* types) {
+  PyTypeObject *dtype, *tensor, *module, *epilogue, *partial;
+  if (!PyArg_ParseTuple(types, "O!O!O!O!O!", &PyType_Type, &dtype, &PyType_Type, &tensor, &PyType_Type, &module,
+                        &PyType_Type, &epilogue, &PyType_Type, &partial)) {
     return false;
   }
-  for (PyRef const* const descriptor : {&function, &arguments, &keywords}) {
-    if (Py_TYPE(descriptor->get()) != &PyMemberDescr_Type || !PyType_Check(epilogue)) {
-      PyErr_SetString(PyExc_TypeError, "functools.partial has to be C's, and an Epilogue's type a class");
+  PyObject** const descriptors[] = {&language.partial_function, &language.partial_arguments,
+                                    &language.partial_keywords};
+  char const* const fields[] = {"func", "args", "keywords"};
+  for (size_t k = 0; k < 3; ++k) {
+    *descriptors[k] = PyObject_GetAttrString(reinterpret_cast<PyObject*>(partial), fields[k]);
+    if (*descriptors[k] == nullptr || Py_TYPE(*descriptors[k]) != &PyMemberDescr_Type) {
+      PyErr_SetString(PyExc_TypeError, "functools.partial has to be C's");
       return false;
     }
   }
-  name_expression = PyUnicode_InternFromString("expression");
-  name_operand_count = PyUnicode_InternFromString("operand_count");
-  name_modules = PyUnicode_InternFromString("_modules");
-  name_parameters = PyUnicode_InternFromString("_parameters");
-  name_buffers = PyUnicode_InternFromString("_buffers");
-  name_forward = PyUnicode_InternFromString("forward");
-  partial_function = Py_NewRef(function.get());
-  partial_arguments = Py_NewRef(arguments.get());
-  partial_keywords = Py_NewRef(keywords.get());
-  epilogue_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(epilogue));
-  partial_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(partial));
-  return name_expression != nullptr && name_operand_count != nullptr && name_modules != nullptr &&
-         name_parameters != nullptr && name_buffers != nullptr && name_forward != nullptr;
+  PyObject** const names[] = {&language.expression, &language.operand_count, &language.modules, &language.parameters,
+                              &language.buffers};
+  char const* const texts[] = {"expression", "operand_count", "_modules", "_parameters", "_buffers"};
+  for (size_t k = 0; k < 5; ++k) {
+    *names[k] = PyUnicode_InternFromString(texts[k]);
+  }
+  for (PyTypeObject* const type : {dtype, tensor, module, epilogue, partial}) {
+    Py_INCREF(type);
+  }
+  language.dtype = dtype;
+  language.tensor = tensor;
+  language.module = module;
+  language.epilogue = epilogue;
+  language.partial = partial;
+  language.hooks = Py_NewRef(hooks);
+  Lock const lock;
+  language.known = Py_NewRef(known);
+  return true;
 }
 
 uint32_t class_version(PyTypeObject* type) {
@@ -351,16 +320,19 @@ uint32_t class_version(PyTypeObject* type) {
 }
 
 void forget_callables() {
-  std::vector<Node> former;
+  Keys former;
+  Facts former_facts;
   Lock const lock;
   if (walks == 0) {
-    std::swap(nodes, former);
+    std::fill(std::begin(recent), std::end(recent), Recent());
+    std::swap(keys, former);
+    std::swap(facts, former_facts);
   }
 }
 
 CallableCounts callable_counts() {
   Lock const lock;
-  return {nodes.size(), numbers - kIdentity, hits};
+  return {keys.size(), numbers - kIdentity, hits};
 }
 
 }  // namespace cutfuse::call

@@ -1,4 +1,4 @@
-// Recognises callables by what they read from outside, as cutfuse/epilogue/fingerprint.py reads it.
+// Recognises callables by what they read from outside.
 #pragma once
 
 #include <Python.h>
@@ -7,21 +7,25 @@
 
 namespace cutfuse::call {
 
-// A number that stands for what a callable computes: equal numbers only for equal fingerprints; 0 where it is not
-// known. None is 1, the identity. Needs the GIL, or an attached thread in a free-threaded build; runs no Python code,
-// and never raises.
+// A number that stands for what a callable computes: equal numbers only for callables of which everything that they
+// read is equal; 0 where it has none yet. None is 1, the identity. Needs the GIL, or an attached thread in a
+// free-threaded build; runs no Python code, and never raises.
 uint64_t recognise(PyObject* callable);
+
+// The number, which the callable has from now on; 0 where it cannot have one: where what it reads may change without
+// the key changing, or is too large. Or what `learn_fact` has to be told first: a tuple of a name and of what it is of.
+// A new reference; null with an exception set.
+PyObject* number_of(PyObject* callable);
 
 // A number that no callable has had.
 uint64_t new_number();
 
-// Learns that a callable which gives the answers of a trail has a number. trail: a list of (read, slot, argument,
-// answer, found), see cutfuse/epilogue/fingerprint.py. False where it cannot be kept; false with an exception set where
-// it is no trail.
-bool learn(PyObject* trail, uint64_t number);
+// Takes what Python says of code, of a class or of one of its attributes: see cutfuse/epilogue/fingerprint.py. False
+// with an exception set.
+bool learn_fact(PyObject* name, PyObject* facts);
 
-// The types whose values are looked into; before anything is learnt. False with an exception set.
-bool learn_types(PyObject* partial, PyObject* epilogue);
+// What is the same in the whole process, before the first callable has a number. False with an exception set.
+bool learn_language(PyObject* known, PyObject* hooks, PyObject* types);
 
 // A number that a class has until anything about it or a base changes, and no class has afterwards; 0 where it has
 // none.
@@ -30,7 +34,7 @@ uint32_t class_version(PyTypeObject* type);
 void forget_callables();
 
 struct CallableCounts {
-  uint64_t nodes;    // of the tree, at the moment
+  uint64_t keys;     // at the moment
   uint64_t numbers;  // given so far
   uint64_t hits;     // of recognise, None not counted
 };

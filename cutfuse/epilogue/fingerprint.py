@@ -1,23 +1,24 @@
-"""A key for what a callable computes: equal keys, equal traces.
+"""A number for what a callable computes: equal numbers, equal traces.
 
 A function is named by its code and by everything from outside that the code can reach: defaults, closure, globals.
 That works only while all of this is immutable or is itself a function like that, and of an object only what the code
-reads of it; any other callable has no key, and is traced afresh on every call. A callable that reaches something large
-has no key either: the cache would keep that alive.
+reads of it; any other callable has no number, and is traced afresh on every call. A callable that reaches something
+large has none either: the cache would keep that alive.
 
-A trail has the reads behind a key, for the native module, which recognises a callable by making them again. What is
-traced is a copy of the callable with all that it reads: the callable itself could change between the computation of its
-key and its trace, and change back before a second key.
+The native module walks through the values (csrc/call/callable_walk.h). What it has to know of code and classes is told
+here, once for each.
+
+What is traced is a copy of the callable with all that it reads: the callable itself could change between the
+computation of its number and its trace, and change back before a second one.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import struct
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -28,15 +29,16 @@ from cutfuse.epilogue.calls import is_known
 from cutfuse.epilogue.reads import (
     IN_CHILDREN,
     IN_CLASS,
+    MISSING,
     NoKeyError,
-    Reads,
-    Unread,
     added_names,
     attributes_of,
     builtins_of,
-    can_change,
     children_of,
-    class_token,
+    class_attribute,
+    gives_children,
+    has_plain_dict,
+    is_of_torch,
     is_plain,
     new_object,
     read_attribute,
@@ -45,317 +47,98 @@ from cutfuse.epilogue.reads import (
     read_plain,
     reads_of,
 )
+from cutfuse.epilogue.table import compositions, op_table
 from cutfuse.epilogue.trace import Epilogue
 
-# Of one key. With these and the limit on code, a full cache of 1024 entries stays below 100 MB at the very worst.
-_VALUES_LIMIT = 256
-_TEXT_LIMIT = 4096
-_INTEGER_BITS_LIMIT = 1024
-
-_EXACT_TYPES = {bool, type(None), torch.dtype}
-_TEXT_TYPES = {str, bytes}
 # Without effects or state; they see numbers and symbolic values only.
-_PURE_TYPES = {bool, float, int, range, tuple, torch.finfo, torch.iinfo}
-_PURE_FUNCTIONS = {abs, divmod, isinstance, len, max, min, pow, round, sum}
-_BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType)
-# Attributes of these may change without their key changing.
-_CALLABLES = (types.FunctionType, *_BUILTINS, functools.partial)
+_PURE_TYPES = (bool, float, int, range, tuple, torch.finfo, torch.iinfo)
+_PURE_FUNCTIONS = (abs, divmod, isinstance, len, max, min, pow, round, sum)
 _CONTAINERS = {dict, OrderedDict, set}
-
-# The callables met so far that stand for themselves in a key: the language's and Python's own, hence few. For those
-# written in Python the code and the defaults that they had: their bodies run before `__torch_function__` is called, so
-# one that was patched since has no key.
-_builtins = _PURE_FUNCTIONS.union(value for value in vars(math).values() if isinstance(value, _BUILTINS))
-_functions: dict[types.FunctionType, tuple[types.CodeType, tuple[Any, ...] | None]] = {}
+_FACTS_LIMIT = 4096  # of one callable
 
 
-# What is read, of which of the values met so far, by which name or index; the kind of answer, and the answer.
-Step = tuple[str, int, Any, str, Any]
-
-
-def fingerprint(value: object) -> Hashable | None:
-    """The key of a callable, or of numbers in a tuple; None where it has none."""
+def fingerprint(value: object) -> int | None:
+    """The number of a callable, or of numbers in a tuple; None where it has none."""
+    _tell_language()
     try:
-        return _Walk(value).key()
+        for _ in range(_FACTS_LIMIT):
+            found: Any = native.core.number_callable(value)
+            if type(found) is int:
+                return found or None
+            name, *of = found
+            native.core.learn_fact(name, _FACTS[name](*of))
     except NoKeyError:
-        return None
+        pass
+    return None
 
 
-def fingerprint_with_trail(value: object) -> tuple[Hashable, list[Step]] | None:
-    """The key, and the reads that it was made of, in their order, with what each gave.
-
-    None where there is no key, or something was read that the native module cannot read.
-    """
-    trail: list[Step] = []
-    walk = _Walk(value, trail)
-    try:
-        key = walk.key()
-    except NoKeyError:
-        return None
-    return (key, trail) if walk.is_readable else None
-
-
-class _Walk:
-    """Looks at all values that a value reaches, breadth first, for the parts of its key.
-
-    Flat, as functions may call each other in long chains, in circles, or share others; one that is reached again is
-    named by its number. The values are numbered in the order in which they are found, the callable first:
-    `csrc/call/callable_walk.h` has the same order. `csrc/call/observations.h` says what each read is.
-
-    trail: where to write the reads down. is_readable: nothing was read that the native module cannot read.
-    """
-
-    def __init__(self, root: object, trail: list[Step] | None = None) -> None:
-        self.parts: list[Hashable] = []
-        self.values: list[Any] = [root]
-        self.slot = 0  # of the value that is being looked at
-        self.trail = trail
-        self.is_readable = True
-
-    def _note(self, read: str, answer: str, found: Any, argument: Any = None) -> None:
-        if self.trail is not None:
-            self.trail.append((read, self.slot, argument, answer, found))
-
-    def key(self) -> Hashable:
-        parts, values = self.parts, self.values
-        numbers: dict[types.FunctionType, int] = {}
-        text = 0
-        for self.slot, value in enumerate(values):
-            kind = type(value)
-            if kind is types.FunctionType:
-                if value in _functions or (value not in numbers and is_known(value)):
-                    self._add_known_function(value)
-                elif value in numbers:
-                    parts.append(numbers[value])
-                    self._note("value", "seen", numbers[value])
-                else:
-                    numbers[value] = len(numbers)
-                    self._add_function(value)
-            elif kind in _BUILTINS:
-                parts.append(value if value in _builtins else _check_builtin(value))
-                self._note("value", "same", value)
-            elif kind is float:
-                # 0.0 == -0.0, and NaN differs from itself.
-                parts.append((kind, value if value and value == value else struct.pack("d", value)))
-                self._note("value", "float", value)
-            elif kind in _EXACT_TYPES:
-                parts.append((kind, value))
-                self._note("value", "same", value)
-            elif kind is int:
-                if value.bit_length() > _INTEGER_BITS_LIMIT:
-                    raise NoKeyError
-                parts.append((kind, value))
-                self._note("value", "int", value)
-            elif kind in _TEXT_TYPES:
-                text += len(value)
-                if text > _TEXT_LIMIT:
-                    raise NoKeyError
-                parts.append((kind, value))
-                self._note("value", "text", value)
-            elif kind is tuple:
-                if len(values) + len(value) > _VALUES_LIMIT:
-                    raise NoKeyError
-                parts.append((kind, len(value)))
-                values.extend(value)
-                self._note("value", "tuple", len(value))
-            else:
-                self._add_object(value, kind)
-        return tuple(parts)
-
-    def _add_known_function(self, fn: types.FunctionType) -> None:
-        """A function that stands for itself. Raises NoKeyError where it was patched since it was met first."""
-        body = fn.__code__, fn.__defaults__
-        code, defaults = _functions.setdefault(fn, body)
-        if body[0] is not code or body[1] is not defaults:
-            raise NoKeyError
-        self.parts.append(fn)
-        self._note("value", "same", fn)
-        self._note("code", "same", code)
-        self._note("default values", "same", defaults)
-
-    def _add_function(self, fn: types.FunctionType) -> None:
-        code = fn.__code__
-        reads = reads_of(code)
-        if reads.opaque or reads.attributes or fn.__dict__ or (reads.names and reads.names & added_names()):
-            raise NoKeyError
-        self._note("value", "code", code)
-        self._add_reads(fn, reads)
-
-    def _add_reads(self, fn: types.FunctionType, reads: Reads) -> None:
-        name_of_function, defaults, keyword_defaults = fn.__qualname__, fn.__defaults__, fn.__kwdefaults__
-        self.parts.append(reads)
-        self.parts.append(name_of_function)  # a part of what f"{fn}" gives
-        if len(name_of_function) > _TEXT_LIMIT:
-            raise NoKeyError
-        self._note("qualname", "text", name_of_function)
-        for name, chain in reads.globals:
-            self._note("global", "depth", self._add_read(read_global(fn, name), chain), (name, *chain))
-        for index, chain in reads.free:
-            self._note("free", "depth", self._add_read(read_free(fn, index), chain), (index, *chain))
-        if defaults:
-            self.parts.append("defaults")
-            self.values.append(defaults)
-        self._note("defaults", "size", 1 if defaults else 0)
-        if keyword_defaults:
-            self.parts.append("keyword defaults")
-        self._note("keyword defaults", "size", self._add_mapping(keyword_defaults) if keyword_defaults else 0)
-        if len(self.values) > _VALUES_LIMIT:
-            raise NoKeyError
-
-    def _add_read(self, value: Any, chain: tuple[str, ...]) -> int:
-        """What `value.a.b` reads where value is a module, or the first thing on the way that is not one.
-
-        How far it came is a part of the key: `a` may be a module with an attribute `imag`, or a number.
-        """
-        depth = self._add_chain(value, chain)
-        if chain:
-            self.parts.append(depth)
-        return depth
-
-    def _add_chain(self, value: Any, chain: tuple[str, ...]) -> int:
-        """Adds what a chain of attributes of modules gives, or an object that the rest is read of; how far it came."""
-        depth = 0
-        for name in chain:
-            if type(value) is not types.ModuleType:
-                break
-            value = read_attribute(value, name)
-            depth += 1
-        rest = chain[depth:]
-        if rest and is_plain(type(value)):
-            value = Unread(value, (rest,))
-        elif rest and (isinstance(value, _CALLABLES) or value is torch.Tensor):
-            raise NoKeyError
-        self.values.append(value)
-        return depth
-
-    def _add_mapping(self, new: Mapping[str, Any]) -> int:
-        """Adds names and values; how many."""
-        items = tuple(new.items())
-        self.parts.append(len(items))
-        for item in items:
-            self.values.extend(item)
-        return len(items)
-
-    def _add_object(self, value: Any, kind: type) -> None:
-        if kind is Unread:
-            self._add_attributes(value)
-        elif kind is types.MethodType and len(self.values) == 1:  # as a value it has a repr and an identity
-            self._add_method(value)
-        elif value is torch.Tensor or (kind is type and value in _PURE_TYPES):
-            self.parts.append(value)
-            self._note("value", "same", value)
-        elif kind is Epilogue:
-            # Hash-consed, unlike the Epilogue, which may be made anew for every call.
-            self.parts.extend((kind, value.expression, value.operand_count))
-            self._note("value", "epilogue", (value.expression, value.operand_count))
-        elif kind is functools.partial and not value.__dict__:
-            self.parts.append(kind)
-            self.values.append(value.func)
-            self.values.append(value.args)
-            self._note("value", "partial", None)
-            self._note("keywords", "size", self._add_mapping(value.keywords))
-        elif issubclass(kind, torch.nn.Module):
-            self._add_module(value, kind)
-        elif kind.__module__ == "numpy" and issubclass(kind, float):
-            self.parts.append(kind)  # type: ignore[arg-type]  # mypy takes float.__hash__ for the class's own
-            self.values.append(float(value))
-            self._note("value", "float of type", kind)
-            self.is_readable &= not can_change(kind)
-        else:
-            raise NoKeyError
-
-    def _note_class(self, answer: str, kind: type) -> None:
-        """Before the class is looked at, so that it is a former one's version where the class changes meanwhile."""
-        if self.trail is not None:
-            self._note("value", answer, (kind, native.core.class_version(kind)))
-
-    def _add_attributes(self, unread: Unread) -> None:
-        kind = type(unread.value)
-        self._note_class("class", kind)
-        if not is_plain(kind):
-            raise NoKeyError
-        for chain in unread.chains:
-            place, found = read_plain(unread.value, kind, chain[0])
-            if place == IN_CLASS and len(chain) > 1 and (type(found) is types.ModuleType or is_plain(type(found))):
-                raise NoKeyError  # a copy, which has the class too, would read what the class holds at that time
-            depth = self._add_chain(found, chain[1:])
-            self.parts.append(("attribute", depth))
-            self._note("attribute", "place", (place, depth), chain)
-        if len(self.values) > _VALUES_LIMIT or type(unread.value) is not kind:
-            raise NoKeyError
-
-    def _add_method(self, method: types.MethodType) -> None:
-        """For a method written in Python that reads attributes of its object, and uses the object for nothing else."""
-        function = method.__func__
-        if type(function) is not types.FunctionType or function.__dict__:
-            raise NoKeyError
-        reads = reads_of(function.__code__)
-        if reads.opaque or reads.others or reads.own is None or reads.other_names & added_names():
-            raise NoKeyError
-        self.parts.append(types.MethodType)
-        self._note("value", "method", function.__code__)
-        self.values.append(Unread(method.__self__, reads.own))
-        self._add_reads(function, reads)
-
-    def _add_module(self, module: torch.nn.Module, kind: type) -> None:
-        """For PyTorch's own modules without tensors and hooks: their class, what `forward` reads, and their
-        attributes."""
-        self._note_class("module", kind)
-        token = class_token(kind)
-        if sum(value is module for value in self.values) > 1:  # code may ask whether two modules are one
-            raise NoKeyError
-        forward = getattr(kind, "forward", None)  # a scripted module's class has none that can be read
-        if token is None or type(forward) is not types.FunctionType:
-            raise NoKeyError
-        self._check_global_hooks()
-        attributes = vars(module).copy()
-        self.parts.append(("module", token))
-        self.parts.append(tuple(attributes))
-        kinds = tuple(map(type, attributes.values()))
-        self.parts.append(kinds)  # an empty container has no part of its own
-        children: dict[str, Any] = {}
-        for name, value in attributes.items():
-            if type(value) not in _CONTAINERS:
-                self.values.append(value)
-            elif value and name == "_modules":
-                children = value.copy()
-                self._add_mapping(children)
-            elif value:
-                raise NoKeyError
-        code = forward.__code__
-        reads = reads_of(code)
-        if reads.opaque or not reads.attributes <= attributes.keys():
-            raise NoKeyError
-        self._note("attributes", "names", (tuple(attributes), kinds, len(children)))
-        self.is_readable &= all(type(name) is str for name in attributes)
-        self.is_readable &= not children or type(attributes["_modules"]) is dict
-        self._note("forward", "code", code)
-        self._add_reads(forward, reads)
-
-    def _check_global_hooks(self) -> None:
-        """Raises NoKeyError where modules have global hooks. Notes which containers the check of PyTorch's asks: it is
-        to be a function that reads nothing else."""
-        check: Any = getattr(torch.nn.modules.module, "_has_any_global_hook", None)
-        if check is None or bool(check()):
-            raise NoKeyError
-        if self.trail is None:
-            return
-        if type(check) is types.FunctionType and check.__globals__ is vars(torch.nn.modules.module):
-            code = check.__code__
-            reads = reads_of(code)
-            names = tuple(name for name, _ in reads.globals)
-            is_simple = not (reads.opaque or reads.attributes or reads.free or any(chain for _, chain in reads.globals))
-            if is_simple and all(type(check.__globals__.get(name)) in _CONTAINERS for name in names):
-                self._note("hooks", "none", None, (check.__globals__, check.__name__, code, names))
-                return
-        self.is_readable = False
+@functools.lru_cache(maxsize=1)
+def _tell_language() -> None:
+    """What stands for itself in a key: the language's and Python's own. For those written in Python with the code and
+    the defaults that they have: their bodies run before `__torch_function__` is called, so one that is patched later
+    has no key."""
+    known = {*op_table().callables, *compositions(), *_PURE_FUNCTIONS, *_PURE_TYPES, torch.Tensor}
+    known.update(value for value in vars(math).values() if isinstance(value, types.BuiltinFunctionType))
+    bodies: dict[Any, Any] = {}
+    for value in known:
+        code = getattr(value, "__code__", None)
+        bodies[value] = bodies[code] = (value, code, getattr(value, "__defaults__", None))
+    kinds = torch.dtype, torch.Tensor, nn.Module, Epilogue, functools.partial
+    native.core.learn_language(bodies, _check_of_global_hooks(), kinds)
 
 
-def _check_builtin(value: Any) -> Any:
-    if not is_known(value):
+def _check_of_global_hooks() -> Any:
+    """How to see that no module has a global hook: which containers the check of PyTorch's asks, if it is a function
+    that reads nothing else."""
+    check: Any = getattr(torch.nn.modules.module, "_has_any_global_hook", None)
+    if type(check) is types.FunctionType and check.__globals__ is vars(torch.nn.modules.module):
+        reads = reads_of(check.__code__)
+        names = tuple(name for name, _ in reads.globals)
+        is_simple = not (reads.opaque or reads.attributes or reads.free or any(chain for _, chain in reads.globals))
+        if is_simple and all(type(check.__globals__.get(name)) in _CONTAINERS for name in names):
+            return check.__globals__, check.__name__, check.__code__, names
+    return None
+
+
+def _facts_of_code(code: types.CodeType) -> tuple[Any, ...]:
+    """What code reads, and whether it has a key as a function, as a method and as a module's forward."""
+    base = native.core.class_version(nn.Module)
+    reads, added = reads_of(code), added_names()
+    is_function = not (reads.opaque or reads.attributes or reads.names & added)
+    is_method = not (reads.opaque or reads.others or reads.own is None or reads.other_names & added)
+    globals_, free = (tuple((name, *chain) for name, chain in chains) for chains in (reads.globals, reads.free))
+    own, attributes = reads.own or (), tuple(reads.attributes)
+    return code, reads, is_function, is_method, not reads.opaque, globals_, free, own, attributes, base
+
+
+def _facts_of_class(kind: type) -> tuple[Any, ...]:
+    version = _version_of(kind)
+    forward = getattr(kind, "forward", None) if issubclass(kind, nn.Module) and is_of_torch(kind) else None
+    # A scripted module's class has none that can be read.
+    return version, is_plain(kind), forward if type(forward) is types.FunctionType else None
+
+
+def _facts_of_attribute(kind: type, name: str) -> tuple[Any, ...]:
+    version = _version_of(kind)
+    has_key, may_be_in_object, of_class = class_attribute(kind, name)
+    found = () if of_class is MISSING else (of_class,)
+    return version, name, has_key and has_plain_dict(kind), may_be_in_object, gives_children(kind), found
+
+
+def _version_of(kind: type) -> int:
+    """Taken before the class is looked at, so that it is a former one's where the class changes meanwhile."""
+    version = native.core.class_version(kind)
+    if not version:
         raise NoKeyError
-    _builtins.add(value)
-    return value
+    return version
+
+
+_FACTS: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "code": _facts_of_code,
+    "class": _facts_of_class,
+    "attribute": _facts_of_attribute,
+    "base": lambda: (_version_of(nn.Module),),
+}
 
 
 _Name = TypeVar("_Name", str, int)

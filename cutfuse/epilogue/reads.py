@@ -7,6 +7,7 @@ torch.nn is watched for patches, in anything that a call of a module runs beside
 from __future__ import annotations
 
 import dis
+import re
 import sys
 import threading
 import types
@@ -16,7 +17,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from cutfuse import native
 from cutfuse.epilogue.trace import Epilogue
 
 _CODE_LIMIT = 16 * 1024  # bytes; an epilogue of ten lines has about 2000
@@ -32,6 +32,8 @@ _LOCAL_LOADS = {
     "STORE_FAST_LOAD_FAST",
 }
 _NO_OPERATION = {"EXTENDED_ARG", "CACHE", "NOP"}
+# Instructions that store outside the function, or read by a name that cannot be told from the code.
+_OPAQUE = re.compile("_NAME$|GLOBAL|STORE_ATTR|DELETE_ATTR|BUILD_CLASS|SUPER_ATTR")
 
 # These methods read attributes whose names are inside a string.
 _FORMATTERS = {"format", "format_map"}
@@ -132,7 +134,7 @@ def _find_reads(code: types.CodeType, free: frozenset[str], first: str | None) -
             root = _Read("free", item.argval)
         elif item.opname in _ATTRIBUTE_LOADS:
             yield _Read("attribute", item.argval)
-        elif is_free or _is_opaque(item.opname):
+        elif is_free or _OPAQUE.search(item.opname):
             yield _Read("unknown")
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -144,13 +146,6 @@ def _locals_of(item: dis.Instruction) -> list[Any]:
     if "_FAST" not in item.opname:
         return []
     return list(item.argval) if isinstance(item.argval, tuple) else [item.argval]
-
-
-def _is_opaque(instruction: str) -> bool:
-    """Whether it stores outside the function, or reads by a name that cannot be told from the code."""
-    return instruction.endswith("_NAME") or any(
-        part in instruction for part in ("GLOBAL", "STORE_ATTR", "DELETE_ATTR", "BUILD_CLASS", "SUPER_ATTR")
-    )
 
 
 def _reveals_more(attribute: str) -> bool:
@@ -169,10 +164,8 @@ class NoKeyError(Exception):
     """Something that may change without the key changing, or that is too large for one."""
 
 
-# By value, so that code compiled again from the same text has the same key; and by identity, which is faster and needs
-# the code kept alive, so that no other takes its place.
+# By value, so that code compiled again from the same text has the same key.
 _reads_by_code: dict[types.CodeType, Reads] = {}
-_reads_by_identity: dict[int, tuple[types.CodeType, Reads]] = {}
 _lock = threading.Lock()
 
 
@@ -190,15 +183,9 @@ def remember(cache: dict[Any, _Value], key: Hashable, value: _Value, limit: int)
 
 def reads_of(code: types.CodeType) -> Reads:
     """What code reads. Raises NoKeyError where it is too large to be kept."""
-    found = _reads_by_identity.get(id(code))
-    if found is not None:
-        return found[1]
     if not is_comparable(code):
         raise NoKeyError
-    reads = _reads_by_code.get(code)
-    if reads is None:
-        reads = remember(_reads_by_code, code, Reads(code), _CODES_LIMIT)
-    return remember(_reads_by_identity, id(code), (code, reads), _CODES_LIMIT)[1]
+    return _reads_by_code.get(code) or remember(_reads_by_code, code, Reads(code), _CODES_LIMIT)
 
 
 def read_global(fn: types.FunctionType, name: str) -> Any:
@@ -253,22 +240,6 @@ _MODULE = vars(nn.Module)
 _CALL_PATH = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__")
 
 
-_versions: dict[type[nn.Module], int] = {}  # of classes of torch.nn, when they were found to be PyTorch's own
-
-
-def class_token(kind: type[nn.Module]) -> int | None:
-    """A number for a key: another one after anything about a class of torch.nn, or a base of it, has changed.
-
-    None for other classes, and where a function of the class other than `forward` is not PyTorch's.
-    """
-    version = native.core.class_version(kind)
-    if _versions.get(kind) != version:
-        if not version or not _is_of_torch(kind):
-            return None
-        _versions[kind] = version
-    return version
-
-
 def _own_classes(kind: type[nn.Module]) -> list[type]:
     """The class and its bases, up to nn.Module."""
     return [home for home in kind.__mro__ if home is not nn.Module and home is not object]
@@ -280,7 +251,8 @@ def added_names() -> set[str]:
     return {name for name, value in items if type(value) is types.FunctionType and not is_function_of_torch(value)}
 
 
-def _is_of_torch(kind: type[nn.Module]) -> bool:
+def is_of_torch(kind: type[nn.Module]) -> bool:
+    """Whether a class is one of torch.nn, all of whose functions other than `forward` are PyTorch's."""
     homes = (*_own_classes(kind), nn.Module)
     unused = _unused_names(homes)
     for home in homes:
@@ -325,13 +297,6 @@ IN_OBJECT, IN_CLASS, IN_CHILDREN = range(3)
 _NOT_PLAIN = (torch.Tensor, types.ModuleType, Epilogue)
 
 
-class Unread(NamedTuple):
-    """An object, and for each read of it by code the attribute, and the attributes that are read of that one."""
-
-    value: Any
-    chains: tuple[tuple[str, ...], ...]
-
-
 def is_plain(kind: type) -> bool:
     """Whether an instance's attributes are what it or its class holds, unless that is a descriptor or is missing.
 
@@ -346,19 +311,27 @@ def is_plain(kind: type) -> bool:
     )
 
 
+def class_attribute(kind: type, name: str) -> tuple[bool, bool, Any]:
+    """Whether a read of an attribute of a plain class's object runs no code; whether that is so if the object itself
+    has it; and what the class has, or MISSING."""
+    of_class = look_up(kind, name)
+    runs_code = look_up(type(of_class), "__get__") is not MISSING
+    # What the class has may become a descriptor, which the version of its own class tells and no other.
+    return not runs_code, of_class is MISSING or not can_change(type(of_class)), of_class
+
+
 def read_plain(value: Any, kind: type, name: str) -> tuple[int, Any]:
     """Where an object of a plain class has an attribute, and the attribute.
 
     Raises NoKeyError where a read may run code.
     """
-    of_class = look_up(kind, name)
-    if look_up(type(of_class), "__get__") is not MISSING:
+    has_key, may_be_in_object, of_class = class_attribute(kind, name)
+    if not has_key:
         raise NoKeyError
     attributes = attributes_of(value)
     found = attributes.get(name, MISSING)
     if found is not MISSING:
-        # What the class has may become a descriptor, which the version of its own class tells and no other.
-        if of_class is not MISSING and can_change(type(of_class)):
+        if not may_be_in_object:
             raise NoKeyError
         return IN_OBJECT, found
     if of_class is not MISSING:
@@ -366,14 +339,17 @@ def read_plain(value: Any, kind: type, name: str) -> tuple[int, Any]:
     return IN_CHILDREN, _read_child(kind, attributes, name)
 
 
+def has_plain_dict(kind: type) -> bool:
+    """Whether what a class calls `__dict__` are its objects' attributes."""
+    found = look_up(kind, "__dict__")
+    return type(found) is types.GetSetDescriptorType and found.__objclass__ in kind.__mro__
+
+
 def attributes_of(value: Any) -> dict[str, Any]:
     """An object's `__dict__`, whatever its class calls so."""
-    if type(look_up(type(value), "__dict__")) is not types.GetSetDescriptorType:
+    if not has_plain_dict(type(value)):
         raise NoKeyError
-    try:
-        attributes = object.__getattribute__(value, "__dict__")
-    except TypeError:  # a descriptor of another class
-        raise NoKeyError from None
+    attributes = object.__getattribute__(value, "__dict__")
     if type(attributes) is not dict:
         raise NoKeyError
     return attributes
@@ -396,12 +372,15 @@ def children_of(module: Any) -> dict[str, Any]:
     return children
 
 
-def _read_child(kind: type, attributes: dict[str, Any], name: str) -> Any:
-    """A module inside of a module, which nn.Module's own `__getattr__` gives."""
+def gives_children(kind: type) -> bool:
+    """Whether modules inside of a module are what nn.Module's own `__getattr__` gives."""
     getter = vars(nn.Module).get("__getattr__")
+    return issubclass(kind, nn.Module) and look_up(kind, "__getattr__") is getter and is_function_of_torch(getter)
+
+
+def _read_child(kind: type, attributes: dict[str, Any], name: str) -> Any:
     homes: list[Any] = [attributes.get(home) for home in ("_parameters", "_buffers", "_modules")]
-    is_module = issubclass(kind, nn.Module) and look_up(kind, "__getattr__") is getter and is_function_of_torch(getter)
-    if not is_module or any(type(home) is not dict for home in homes):
+    if not gives_children(kind) or any(type(home) is not dict for home in homes):
         raise NoKeyError
     parameters, buffers, children = homes
     if name in parameters or name in buffers or name not in children:

@@ -1,7 +1,6 @@
 """From what the user passes as epilogue= to an Epilogue, without tracing the same thing twice.
 
-Operands that are numbers are bound to a callable, and put in place in an Epilogue. The native module is taught which
-callables are equal, so that it recognises one without running Python code.
+Operands that are numbers are bound to a callable, and put in place in an Epilogue.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import Any
 import torch
 from torch.utils._device import DeviceContext
 
-from cutfuse import dynamo, native
+from cutfuse import dynamo
 from cutfuse.epilogue import compiled
 from cutfuse.epilogue.calls import retype
 from cutfuse.epilogue.errors import EpilogueError, OperandCountError, counted, evaluated_while_compiling, refuse
 from cutfuse.epilogue.expression import input
-from cutfuse.epilogue.fingerprint import detach, fingerprint, fingerprint_with_trail
+from cutfuse.epilogue.fingerprint import detach, fingerprint
 from cutfuse.epilogue.reads import NoKeyError, remember
 from cutfuse.epilogue.trace import Epilogue, epilogue_called, trace
 from cutfuse.epilogue.types import ValueTypes, unknown_types
@@ -118,20 +117,19 @@ def resolve(
             refuse(error.args[0])
     if has_function_modes() and may_change_traces():
         return _trace(epilogue, numbers, types)
-    # The native module recognises a callable in 0.14 us where its fingerprint takes 5 to 16.
-    key = _keys.get(native.core.recognise(epilogue)) or fingerprint(epilogue)
+    key = fingerprint(epilogue)
     if key is None:
         return _trace(epilogue, numbers, types)
     found = find_traced(key, numbers, types)
     return _trace_once(epilogue, numbers, types) if found is None else found
 
 
-def find_traced(key: Hashable, numbers: Numbers, types: ValueTypes) -> Epilogue | None:
+def find_traced(key: int, numbers: Numbers, types: ValueTypes) -> Epilogue | None:
     """What the cache holds for a callable with that key."""
     return _epilogues.get(_complete(key, numbers, types, torch.get_default_dtype()))
 
 
-def _complete(key: Hashable, numbers: Numbers, types: ValueTypes, default_dtype: torch.dtype) -> Hashable:
+def _complete(key: int, numbers: Numbers, types: ValueTypes, default_dtype: torch.dtype) -> Hashable:
     """All that a trace depends on: a mask times a number is of the default dtype."""
     return key, fingerprint(numbers) if numbers else (), types, default_dtype
 
@@ -168,7 +166,7 @@ def _trace_once(epilogue: Callable[..., Any], numbers: Numbers, types: ValueType
         key = fingerprint(copy)
     except NoKeyError:  # what it reads has changed since its key was taken
         key = None
-    if key is None or fingerprint(numbers) is None:
+    if key is None or (numbers and fingerprint(numbers) is None):
         return _trace(epilogue, numbers, types)
     try:
         traced = _trace(copy, numbers, types, is_kept=True)
@@ -203,54 +201,24 @@ def identity(operand_count: int) -> Epilogue:
 
 IDENTITY = 1  # the number of None
 
-_NUMBERS_LIMIT = 1024
-
-_numbers: dict[Hashable, int] = {}
-_keys: dict[int, Hashable] = {}  # the other way round
-
 
 def recognised(
     epilogue: Callable[..., Any] | Epilogue | None, numbers: Numbers, types: ValueTypes
 ) -> tuple[int, Epilogue] | None:
-    """The number that `recognise` gives for a callable from now on, and the Epilogue of what has that number.
+    """The number that `recognise` gives for a callable, and the Epilogue of what has that number.
 
     numbers and types: as for `resolve`, which is to be called before: nothing is traced here. None where the callable
-    has no key, or has changed since. The Epilogue is found by the key that the number is given for, so that a plan for
-    it holds wherever `recognise` gives that number.
+    has no number, or has changed since. The Epilogue is found by the number, so that a plan for it holds wherever
+    `recognise` gives that number.
     """
     if epilogue is None:
         return IDENTITY, identity(0)
     if has_function_modes() and may_change_traces():
         return None
-    number = native.core.recognise(epilogue)
-    key = _keys.get(number)
-    keyed = fingerprint_with_trail(epilogue) if key is None else (key, [])
-    if keyed is None:
+    number = fingerprint(epilogue)
+    if number is None:
         return None
-    key, trail = keyed
     if isinstance(epilogue, Epilogue):  # never changes
-        found: Epilogue | None = resolve(epilogue, len(types) - 1, types, numbers)
-    else:
-        found = find_traced(key, numbers, types)
-    if found is None:
-        return None
-    if trail:
-        _learn_types()
-        number = _number_of(key)
-        if not native.core.learn_callable(trail, number):
-            return None
-    return number, found
-
-
-def _number_of(key: Hashable) -> int:
-    """Of a fingerprint: one number as long as it is remembered, and never another key's."""
-    found = _numbers.get(key)
-    if found is None:
-        found = remember(_numbers, key, native.core.new_callable_number(), _NUMBERS_LIMIT)
-        remember(_keys, found, key, _NUMBERS_LIMIT)
-    return found
-
-
-@functools.lru_cache(maxsize=1)
-def _learn_types() -> None:
-    native.core.learn_callable_types(functools.partial, Epilogue)
+        return number, resolve(epilogue, len(types) - 1, types, numbers)
+    found = find_traced(number, numbers, types)
+    return None if found is None else (number, found)

@@ -48,7 +48,7 @@ def what_is_kept(arguments: LinearArguments, recompute: bool) -> str:
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors])
 
 
 def composes_gradient(grad: Tensor) -> bool:

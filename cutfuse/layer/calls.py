@@ -27,10 +27,7 @@ from ..epilogue.program import Operation
 from ..epilogue.resolve import identity, recognised
 from ..epilogue.types import type_of
 from . import cuda, schema
-from .autograd import needs_gradient
-from .call_plans import Planned, general, plan_linear_call, remember
-from .planner import LinearArguments
-from .training import adds_bias_apart, plan_training_call
+from .call_plans import Planned, general, remember
 
 if TYPE_CHECKING:
     from .._C import CallFunction
@@ -125,15 +122,6 @@ def has_number(given: tuple[Any, ...], epilogue: Epilogue) -> bool:
     return _number_of(given[3], given[4], given[0], epilogue) is not None
 
 
-def plan_layer(tensors: Sequence[Any], arguments: LinearArguments, shape: Sequence[int]) -> Planned:
-    """The plan of a call of `linear` that is one operator. tensors: x, weight, bias and the operands that are tensors,
-    as they are given. arguments: those of the operator. shape: of the result."""
-    x, weight, bias, *operands = tensors
-    if needs_gradient(*tensors):
-        return plan_training_call(x, weight, bias, operands, arguments, shape)
-    return plan_linear_call(arguments, shape=shape, is_bias_apart=adds_bias_apart(x, bias))
-
-
 def plan_operation(operation: Operation) -> Planned:
     """The plan of a call of `linear` that PyTorch's own linear layer and one function compute."""
     return Planned(native.core.operation_call(operation.function, list(operation.arguments)), [])
@@ -177,7 +165,7 @@ def remember_pass(
 
 
 def tensors_of(operands: Sequence[Any]) -> tuple[Tensor, ...]:
-    return tuple(operand for operand in operands if isinstance(operand, Tensor))
+    return tuple([operand for operand in operands if isinstance(operand, Tensor)])
 
 
 def _number_of(function: Any, operands: Sequence[Any], x: Tensor, epilogue: Epilogue) -> int | None:

@@ -64,7 +64,7 @@ class DirectLinear(torch.autograd.Function):
         ctx: Any, plan: TrainedCall, x: Tensor, weight: Tensor, bias: Tensor | None, *operands: Tensor
     ) -> Tensor:
         y: Tensor
-        found = native.module().training_forward(plan.handle, x, weight, bias, *operands)
+        found = native.core.training_forward(plan.handle, x, weight, bias, *operands)
         if plan.hands_gradient_on:
             y = found
             ctx.save_for_backward(x, weight)
@@ -82,7 +82,7 @@ class DirectLinear(torch.autograd.Function):
         needed = ctx.needs_input_grad
         found = None
         if not plan.mode or plan.tf32 == allows_tf32():
-            found = native.module().training_backward(plan.handle, needed, grad, x, weight, *elements)
+            found = native.core.training_backward(plan.handle, needed, grad, x, weight, *elements)
         if found is None:
             return _general_backward(plan, grad, x, weight, bias, elements, needed)
         grad_z, grad_x, grad_weight, grad_bias, *grads = found
