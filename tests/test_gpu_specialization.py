@@ -24,8 +24,7 @@ from interpreted_and_compiled import (
     with_special_values,
 )
 from interpreted_and_compiled import assert_same_layer as assert_same_bits
-from specialized_backward import MASKS
-from specialized_cases import LONG, program_inside, program_of
+from specialized_cases import LONG, MASKS, program_inside, program_of
 from torch import Tensor
 
 import cutfuse
