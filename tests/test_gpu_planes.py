@@ -80,7 +80,6 @@ def test_every_change_of_the_weight_is_refused_or_there_after_preparing_again(na
     assert not torch.equal(after, before), "the case changes nothing"
 
 
-@pytest.mark.general_path("prepared weights")
 def test_a_module_on_the_cpu_that_moves() -> None:
     layer = make_layer().to("cpu").prepare()
     layer.to(DEVICE)
@@ -178,7 +177,6 @@ def test_a_graph_reads_the_planes_that_it_captured() -> None:
             assert torch.equal(y, sigmoid_of(x, expected))
 
 
-@pytest.mark.general_path("prepared weights")
 def test_a_capture_is_no_place_to_prepare() -> None:
     x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
     prepared = cutfuse.prepare(weight, "split3")
@@ -193,7 +191,6 @@ def test_a_capture_is_no_place_to_prepare() -> None:
     assert torch.equal(y, expected)
 
 
-@pytest.mark.general_path("compiled code alone calls the module")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")  # of the first one in a process
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
@@ -389,7 +386,6 @@ def test_columns_that_are_no_multiple_of_four(shape: tuple[int, int, int], mode:
     assert_linear(reduced, x, weight, bias, torch.sigmoid, (), "sum", SLACK)
 
 
-@pytest.mark.no_path("explains a call, and makes none")
 def test_explain_says_why_columns_do_not_fit() -> None:
     x, weight, bias = draw(128, 1022, 512)
     with cutfuse.precision("split3"):
@@ -423,7 +419,6 @@ def test_a_bias_and_an_operand_that_are_not_finite(reduction: str | None, mode: 
     assert torch.equal(actual[untouched], clean[untouched])
 
 
-@pytest.mark.general_path("gradients of reductions", when=lambda case: case["reduction"] is not None)
 @pytest.mark.parametrize("mode", SPLIT_MODES)
 @pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
 @pytest.mark.parametrize("shape", [(130, 520, 260), (256, 512, 1024)], ids=str)
@@ -475,7 +470,6 @@ def test_ieee_is_pytorchs_own_result(setting: str) -> None:
     assert torch.equal(torch.mm(x, weight.t()), expected[1]) == (setting == "highest"), "the setting has no effect"
 
 
-@pytest.mark.no_path("explains calls, and makes none")
 def test_explain_names_kernel_and_guard() -> None:
     x, weight, bias = draw(*LARGE)
     explanation = cutfuse.explain(x, weight, bias, epilogue=torch.sigmoid)

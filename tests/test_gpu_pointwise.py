@@ -99,7 +99,6 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.general_path("gradients of pointwise and reduce")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_values_and_slopes_at_special_points_are_pytorchs(name: str, dtype: torch.dtype) -> None:

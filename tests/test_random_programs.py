@@ -97,7 +97,6 @@ def dtype_of(seed: int) -> torch.dtype:
 
 
 @pytest.mark.gpu
-@pytest.mark.no_path("launches plans and calls operators, and no public function")
 @pytest.mark.parametrize("check", [check_pointwise, check_layer, check_reduction, check_gradients])
 def test_random_programs(check: Callable[[Program, int], None], request: pytest.FixtureRequest) -> None:
     def compare(seed: int) -> str:
