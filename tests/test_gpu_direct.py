@@ -135,21 +135,6 @@ def test_streams_of_threads(reader: str) -> None:
     assert all(torch.equal(y, expected) for y in found)
 
 
-def test_a_graph_captures_it(reader: str) -> None:
-    x, weight = torch.randn(64, 256).bfloat16().cuda(), torch.randn(256, 256).bfloat16().cuda()
-    for _ in range(2):
-        cutfuse.linear(x, weight, epilogue=torch.relu, reduce="amax")
-    graph = torch.cuda.CUDAGraph()
-    before = direct_calls()
-    with torch.cuda.graph(graph):
-        y = cutfuse.linear(x, weight, epilogue=torch.relu, reduce="amax")
-    assert direct_calls() == before + 1
-    x.copy_(torch.randn_like(x))
-    graph.replay()
-    with paused():
-        assert torch.equal(y, cutfuse.linear(x, weight, epilogue=torch.relu, reduce="amax"))
-
-
 def sample_layer(index: int, columns: int = 256) -> tuple[Tensor, Tensor]:
     x, weight = torch.randn(64, 256), torch.randn(columns, 256)
     return x.bfloat16().cuda(index), weight.bfloat16().cuda(index)
@@ -161,23 +146,6 @@ def check_layer(given: tuple[Tensor, Tensor]) -> None:
     expected = torch.relu(given[0].float() @ given[1].float().t())
     assert y.device == given[0].device
     torch.testing.assert_close(y.float(), expected, rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
-def test_tensors_on_another_device_than_the_current_one(reader: str) -> None:
-    """As with `F.linear`, the tensors' device counts, and the current one stays."""
-    layers = [sample_layer(0), sample_layer(1)]
-    for current in (0, 1, 0):
-        torch.cuda.set_device(current)
-        for layer in layers * 2:
-            check_layer(layer)
-            assert torch.cuda.current_device() == current
-        before = direct_calls()
-        cutfuse.linear(*layers[current], epilogue=torch.relu)
-        assert direct_calls() == before + 1
-        cutfuse.linear(*layers[1 - current], epilogue=torch.relu)
-        assert direct_calls() == before + 1
-    torch.cuda.set_device(0)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable
 
@@ -14,7 +13,6 @@ from gpu_tensors import captured
 from torch import Tensor
 
 import cutfuse
-from cutfuse import native
 
 pytestmark = pytest.mark.gpu
 
@@ -226,23 +224,6 @@ def test_nothing_warns_and_nothing_synchronises() -> None:
                 call(x, w, b, r)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_a_custom_epilogue_waits_for_no_compiler() -> None:
-    native.module().forget_specializations()  # of the same test on the other path
-    x, w, b, r = make_inputs(1024, 8192, 8192)
-
-    def epilogue(z: Tensor, other: Tensor) -> Tensor:
-        return torch.tanh((z * 0.75 - 1.0).clamp(-2, 2) * torch.sigmoid(z)) + other
-
-    explanation = cutfuse.explain(x, w, b, epilogue=epilogue, operands=(r,))
-    assert explanation.path in ("fused", "unfused")
-    assert len(explanation.program.instructions) == 7
-    if explanation.path == "fused":
-        assert re.search("in the background; until then it is interpreted", str(explanation))
-    actual = cutfuse.linear(x, w, b, epilogue=epilogue, operands=(r,))
-    exact = epilogue(torch.nn.functional.linear(x.double(), w.double(), b.double()), r.double())
-    torch.testing.assert_close(actual.double(), exact, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90")
