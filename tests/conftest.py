@@ -23,7 +23,6 @@ from device_order import take_devices_in_turn  # noqa: E402
 
 take_devices_in_turn()
 
-from call_path import direct, expected_reason, is_checked  # noqa: E402
 from generators import FLOATS, GPU_WAYS, Way  # noqa: E402
 from plane_device import device as device  # noqa: E402
 from poison import poison  # noqa: E402
@@ -33,6 +32,8 @@ import cutfuse  # noqa: E402
 from cutfuse import arguments, native  # noqa: E402
 from cutfuse.layer import planner, specialize  # noqa: E402
 from cutfuse.native import use_operators_everywhere  # noqa: E402
+
+LARGE = 8 << 30  # bytes that a test on a GPU leaves to the next ones
 
 # The first call of anything pays for imports and tracing, so deadlines would only make slow machines fail.
 settings.register_profile("cutfuse", deadline=None, max_examples=50, derandomize="CI" in os.environ)
@@ -77,12 +78,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     torch.manual_seed(zlib.crc32(item.nodeid.encode()) + item.config.getoption("--seed"))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
-    with direct(expected_reason(pyfuncitem)) if is_checked(pyfuncitem) else contextlib.nullcontext():
-        return (yield)
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if find_missing(config):  # skipping 6,700 tests one after another takes 8 s
         left_out = [item for item in items if item.get_closest_marker("gpu")]
@@ -97,13 +92,18 @@ def _frozen() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _poisoned(request: pytest.FixtureRequest) -> None:
+def _poisoned(request: pytest.FixtureRequest) -> Iterator[None]:
     """Free memory of the device holds NaN and 1e30 before each gpu test, neither zeros nor the results of another one.
 
-    Tests that measure memory count what is allocated, which does not change.
+    Tests that measure memory count what is allocated, which does not change. No call is planned before.
     """
-    if request.node.get_closest_marker("gpu"):
+    is_on_gpu = request.node.get_closest_marker("gpu")
+    if is_on_gpu:
+        native.core.forget_calls()
         poison()
+    yield
+    if is_on_gpu and torch.cuda.memory_reserved() > LARGE:
+        torch.cuda.empty_cache()  # other processes test on the same device
 
 
 @pytest.fixture(autouse=True)

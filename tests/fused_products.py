@@ -22,8 +22,11 @@ def inputs(rows: int, columns: int, depth: int, dtype: torch.dtype = torch.float
 
 
 def dtype_of(kernel: str) -> torch.dtype:
-    """Of the matrices that a kernel reads, by its name."""
-    return {"bf16": torch.bfloat16, "f16": torch.float16}.get(kernel.split("_")[1], torch.float32)
+    """Of the tensors that a kernel reads, by its name."""
+    parts = kernel.split("_")
+    name = parts[1] if parts[0] == "sm90" else parts[-1]
+    names = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "f16": torch.float16, "float16": torch.float16}
+    return names.get(name, torch.float32)
 
 
 def out_dtype_of(kernel: str) -> torch.dtype:

@@ -120,6 +120,11 @@ def run_pointwise_and_reductions() -> None:
         for shape in ((37, 128), (3, 50, 33), (2, 4096), (300, 1096), (5, 3000, 7)):
             x = torch.randn(*shape, device="cuda").to(dtype).requires_grad_()
             row = torch.randn(shape[-1], device="cuda").to(dtype).requires_grad_()
+            # Operands in each layout that kernels read in their own way.
+            wide = torch.randn(*shape[:-1], shape[-1] + 1, device="cuda").to(dtype)[..., 1:]
+            for operand in (x, wide, x.mT.contiguous().mT, x[..., :1], x[..., :1, :1]):
+                given = [t.detach() for t in (x, operand)]
+                check(cutfuse.pointwise(lambda z, r: torch.tanh(z) * r + z, *given), "pointwise")
             y = cutfuse.pointwise(lambda z, r: torch.tanh(z) * r + z, x, row)
             y.sum().backward(retain_graph=True)  # of a gradient that no compiled kernel takes
             y.backward(torch.ones_like(y))

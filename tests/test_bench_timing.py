@@ -43,7 +43,6 @@ def test_each_launch_has_its_own_time() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.no_path("times an operation of PyTorch's")
 def test_cuda_clock_leaves_out_the_hosts_time() -> None:
     x = torch.ones(1024, device="cuda")
 
@@ -170,7 +169,6 @@ def test_rounds_fill_the_time_within_their_bounds_and_end_early_where_they_take_
 
 
 @pytest.mark.gpu
-@pytest.mark.no_path("times operations of PyTorch's")
 def test_the_clock_of_a_gpu_knows_whether_the_device_waited() -> None:
     x = torch.ones(1024, device="cuda")
     clock = timing.CudaClock(x.device)
@@ -260,7 +258,6 @@ def test_the_collector_is_off_meanwhile_and_on_again_whatever_happens() -> None:
     assert gc.isenabled()
 
 
-@pytest.mark.no_path("calls nothing of cutfuse")
 @pytest.mark.gpu
 def test_the_device_counts_in_all_times_but_the_hosts() -> None:
     device = torch.device("cuda")

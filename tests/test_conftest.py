@@ -9,7 +9,7 @@ import torch
 from device_order import order_of, visible_devices
 from poison import poison
 
-on_gpu = [pytest.mark.gpu, pytest.mark.no_path("calls no public function")]
+on_gpu = pytest.mark.gpu
 SIZES = (1, 100, 4096, 200_000, 1 << 20, 10_000_000, 40_000_000)
 
 

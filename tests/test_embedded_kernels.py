@@ -11,32 +11,28 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fused_products import dtype_of
 from plan_cases import plan, transposed
 from specialized_kernels import (
-    FIRST_COLUMNS,
-    FRAGMENT,
     Report,
-    SpecializedEpilogue,
     assemble,
     assemble_without_spills,
-    gather,
+    assert_roundings,
+    core,
     needs_ptxas,
+    specialized,
 )
 
-from cutfuse import native
 from cutfuse.epilogue import Program
 
-core = native.module()
 if not core.cuda_build:
     pytest.skip("this build of cutfuse has no CUDA kernels", allow_module_level=True)
 
-THREADS = 4
 RELU = Program.parse("operands=0; relu z")
 # All but those of several weights, which run no program.
 KERNELS = [kernel for kernel in core.gemm_kernels() if "_joined_" not in kernel]
@@ -64,27 +60,6 @@ def cuobjdump(*options: str) -> str:
     """What it says of the native module."""
     command = [str(find_cuobjdump()), *options, str(core.__file__)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-def dtype_of(kernel: str) -> torch.dtype:
-    return {"bf16": torch.bfloat16, "f16": torch.float16}.get(kernel.split("_")[1], torch.float32)
-
-
-def tile_of(kernel: str) -> tuple[int, int]:
-    rows, columns = re.findall(r"_(\d+)x(\d+)x\d+", kernel)[0]
-    return int(rows), int(columns)
-
-
-def specialized(
-    kernel: str, program: Program, kinds: Sequence[str] = (), types: Sequence[str] | None = None, **options: Any
-) -> str:
-    """The kernel with a program whose operands are of its own type, as it lies in memory unless options say more."""
-    own = str(dtype_of(kernel)).removeprefix("torch.")
-    codes = [core.dtypes()[name] for name in types or [own] * program.operand_count]
-    named = [core.OperandKind.__members__[kind] for kind in kinds]
-    native_program, template = program.native.without_chain, core.kernel_template(kernel)
-    text: str = core.specialize_kernel(template, native_program, codes, kinds=named, **options)
-    return text
 
 
 def fetches_operand(kernel: str) -> bool:
@@ -116,35 +91,13 @@ def kind_of_a_matrix(kernel: str) -> str:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_what_a_kernel_brings_to_shared_memory_is_what_its_epilogue_reads(kernel: str) -> None:
-    """Rows, columns and single elements that kernels of the pingpong schedule stage, and a matrix that is fetched.
-
-    What lies in memory is another number than what is staged or fetched, so the values tell which of them was read.
-    """
-    is_staged, is_fetched = "pingpong" in kernel, kind_of_a_matrix(kernel) == "source"
+    """Rows, columns and single elements that kernels of the pingpong schedule stage, and a matrix that is fetched."""
+    is_fetched = kind_of_a_matrix(kernel) == "source"
     assert fetches_operand(kernel) == is_fetched
-    generator = torch.Generator().manual_seed(1)
-    dtype, (tile_rows, tile_columns) = dtype_of(kernel), tile_of(kernel)
-    z = torch.randn(THREADS, FRAGMENT, generator=generator)
-    row = torch.randn(1, THREADS * FIRST_COLUMNS, generator=generator).to(dtype)
-    column, single = torch.randn(9, 1, generator=generator).to(dtype), torch.randn(1, 1, generator=generator).to(dtype)
-    staged = torch.randn(4, max(tile_rows, tile_columns), generator=generator)
-    source = torch.randn(THREADS, FRAGMENT, generator=generator).to(dtype) if is_fetched else None
     program = Program.parse("operands=4; mul z r0; add prev r1; maximum prev r2; sub prev r3")
     text = specialized(kernel, program, ("row", "column", "scalar", "source" if is_fetched else "scalar"))
-    operands = (row, column, single, torch.zeros(1, 1, dtype=dtype))
-    left = SpecializedEpilogue(text).run(
-        program, z, operands, source=source, tile=(tile_rows, tile_columns), staged=staged
-    )
-    read = [gather(operand, THREADS).float() for operand in operands]
-    if is_staged:
-        places = torch.arange(THREADS * FIRST_COLUMNS) % tile_columns
-        matrices = [staged[0, places].view(1, -1), staged[1, :9].view(9, 1), staged[2, :1].view(1, 1)]
-        read[:3] = [gather(matrix, THREADS) for matrix in matrices]
-        read[3] = gather(staged[3, :1].view(1, 1), THREADS)
-    if source is not None:
-        read[3] = source.float()
-    expected = (z * read[0] + read[1]).maximum(read[2]) - read[3]
-    assert torch.equal(left, expected)
+    (tile,) = re.findall(r"ld\.v2\.u16\s.*(\[.*\]);", snippet("load_staged_row"))
+    assert text.count(tile) - core.kernel_template(kernel).count(tile) == ("pingpong" in kernel) * (4 - is_fetched)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -273,6 +226,8 @@ MARKS = {
 def test_kernels_with_marks_move_whole_vectors(name: str, dtype: str) -> None:
     """Of 16 bytes: x, gradients and results that are no reduction's. Functions of 16-bit tensors are the fast ones."""
     text = core.kernel_template(name.format(dtype))
+    assert re.findall(r"\.entry (\w+)\(", text) == [name.format(dtype)]
+    assert_roundings(text)
     assert set(re.findall(r"^\s*cutfuse\.(\w+)", text, re.MULTILINE)) == MARKS[name]
     loads = re.findall(r"ld\.global\.([\w.]+)", text)
     assert loads

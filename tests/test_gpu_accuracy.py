@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from call_path import direct
 from generators import assert_linear, make_inputs
 from gpu_tensors import SLACK, captured
 from torch import Tensor
@@ -41,14 +40,9 @@ def sample(name: str, k: int = 1000, m: int = ROWS, n: int = COLUMNS) -> tuple[T
 @functools.cache
 def measured(product: suite.Product) -> Figures:
     """The case's figures; each case is run once for all tests."""
-    with direct():
-        return {**product.case.as_dict(), **product.figures(Session(torch.device("cuda"), (), Effort()))}
+    return {**product.case.as_dict(), **product.figures(Session(torch.device("cuda"), (), Effort()))}
 
 
-measured_once = pytest.mark.no_path("cases are measured once for all tests, and their calls checked there")
-
-
-@measured_once
 @pytest.mark.parametrize("product", CASES, ids=lambda product: product.case.title)
 def test_no_cell_is_far_above_cublas(product: suite.Product) -> None:
     figures = measured(product)
@@ -59,7 +53,6 @@ def test_no_cell_is_far_above_cublas(product: suite.Product) -> None:
         assert all(figures["contenders"][name]["largest"] == 0 for name in ("guarded", "split3", "split6"))
 
 
-@measured_once
 def test_contract_over_all_cells() -> None:
     cases = [measured(product) for product in CASES]
     for goal in suite.GOALS:

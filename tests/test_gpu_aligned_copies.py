@@ -23,8 +23,6 @@ from cutfuse.epilogue import Epilogue
 from cutfuse.layer.planner import LinearArguments, plan_linear
 
 pytestmark = pytest.mark.gpu
-launches_plans = pytest.mark.no_path("it launches plans itself")
-
 PLANES_AND_CORES = ("_split", "_convert", "_fp32_", "_joined_")
 KERNELS = [name for name in native.module().gemm_kernels() if not any(part in name for part in PLANES_AND_CORES)]
 # Rows, columns, depth: less than a vector, sizes of DLRM and MLP-Mixer, and more tiles than a GPU has multiprocessors.
@@ -42,7 +40,6 @@ def run(kernel: str, arguments: LinearArguments, mode: str = "now") -> Any:
         return run_plan(plan_linear(arguments, "tf32", only=kernel), arguments)
 
 
-@launches_plans
 @pytest.mark.parametrize(("offset", "gap"), [(0, 0), (1, 3), (8, 8)])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -78,7 +75,6 @@ def test_every_kernel(kernel: str, shape: tuple[int, int, int], offset: int, gap
     torch.testing.assert_close(interpreted.double(), exact, rtol=0.0, atol=2e-2 * max(scale, 1.0))
 
 
-@launches_plans
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
 @pytest.mark.parametrize("kernel", [name for name in KERNELS if "_rows_" not in name])
 def test_the_same_bits_as_of_padded_matrices(kernel: str, shape: tuple[int, int, int]) -> None:
@@ -91,7 +87,6 @@ def test_the_same_bits_as_of_padded_matrices(kernel: str, shape: tuple[int, int,
     assert torch.equal(y, expected[: shape[0], : shape[1]])
 
 
-@launches_plans
 @pytest.mark.parametrize("shape", [(77, 1, 196), (1, 77, 13), (4096, 1, 479)], ids=str)
 @pytest.mark.parametrize("kernel", [name for name in KERNELS if "_tf32_" not in name and "_f32_" not in name])
 def test_single_rows_and_columns(kernel: str, shape: tuple[int, int, int]) -> None:

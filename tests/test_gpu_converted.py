@@ -15,7 +15,6 @@ from cutfuse.precision import GUARDED
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.no_path("launches plans, and calls no public function"),
     pytest.mark.usefixtures("guarded_products"),
 ]
 

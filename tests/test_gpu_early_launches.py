@@ -20,7 +20,7 @@ from cutfuse.layer.call_plans import joined_call
 from cutfuse.layer.planner import LinearArguments, layout_of, plan_joined, plan_linear
 from cutfuse.precision import GUARDED
 
-pytestmark = [pytest.mark.gpu, pytest.mark.no_path("launches plans, and calls no public function")]
+pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
 KERNELS = native.module().gemm_kernels()

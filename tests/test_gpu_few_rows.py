@@ -16,7 +16,7 @@ from cutfuse.epilogue import Program
 from cutfuse.layer.call_plans import joined_call
 from cutfuse.layer.planner import LinearArguments, layout_of, plan_joined, plan_linear
 
-pytestmark = [pytest.mark.gpu, pytest.mark.no_path]
+pytestmark = pytest.mark.gpu
 
 ROWS = (1, 7, 8, 9, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65)
 GELU = Program.parse("operands=0; gelu z")

@@ -56,7 +56,6 @@ def gradients(function: Callable[..., Tensor], tensors: Sequence[Tensor], cast: 
 UNCAST = [op for op in op_table().ops if not op.path.startswith("torch.Tensor.")]
 
 
-@pytest.mark.general_path("gradients of pointwise and reduce")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("op", UNCAST, ids=lambda op: op.name)
 def test_every_op(op: Op, dtype: torch.dtype) -> None:
@@ -72,7 +71,6 @@ def test_every_op(op: Op, dtype: torch.dtype) -> None:
     check(lambda *tensors: cutfuse.pointwise(function, *tensors), function, values, slack=3.0)
 
 
-@pytest.mark.general_path("gradients of pointwise and reduce")
 @pytest.mark.parametrize("target", FLOATS, ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_casts(dtype: torch.dtype, target: torch.dtype) -> None:
@@ -86,7 +84,6 @@ def test_casts(dtype: torch.dtype, target: torch.dtype) -> None:
     torch.testing.assert_close(actual, grad.to(dtype), rtol=0, atol=0)
 
 
-@pytest.mark.general_path("gradients of reductions", when=lambda case: case["reduction"] is not None)
 @pytest.mark.parametrize("shape", [(1, 8, 8), (129, 264, 72), (77, 131, 61), (513, 1000, 336)], ids=str)
 @pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -111,7 +108,6 @@ def test_linear(name: str, dtype: torch.dtype, reduction: str | None, shape: tup
     check(actual, reference, *draws, slack=2.0 if reduction in ("amax", "amin") else None)
 
 
-@pytest.mark.general_path("gradients of pointwise and reduce")
 @pytest.mark.parametrize("dim", [0, 1, 2, (0, 2), (1, 2), None])
 @pytest.mark.parametrize("op", REDUCTIONS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -130,7 +126,6 @@ def test_reduce(dtype: torch.dtype, op: str, dim) -> None:
     check(actual, reference, tensors, slack=2.0)
 
 
-@pytest.mark.general_path("gradients of pointwise and reduce")
 @pytest.mark.parametrize("op", ["amax", "amin"])
 @pytest.mark.parametrize("dim", [0, 1, 2, (0, 2)])
 def test_ties_share_the_gradient_evenly(op: str, dim) -> None:
@@ -147,7 +142,6 @@ def test_ties_share_the_gradient_evenly(op: str, dim) -> None:
     assert (sums > 0).all()
 
 
-@pytest.mark.general_path("gradients of pointwise and reduce")
 @pytest.mark.parametrize("op", REDUCTIONS)
 @pytest.mark.parametrize("function", [torch.sigmoid, torch.nn.functional.mish, torch.nn.functional.gelu])
 def test_every_maximum_is_found_again(op: str, function: Callable[[Tensor], Tensor]) -> None:
@@ -158,7 +152,6 @@ def test_every_maximum_is_found_again(op: str, function: Callable[[Tensor], Tens
     assert grad.ne(0).any(1).all()
 
 
-@pytest.mark.general_path("gradients of pointwise and reduce")
 @pytest.mark.parametrize("op", REDUCTIONS)
 def test_special_values(op: str) -> None:
     inf, nan = float("inf"), float("nan")
@@ -170,7 +163,6 @@ def test_special_values(op: str) -> None:
     )
 
 
-@pytest.mark.general_path("gradients of pointwise and reduce, and of reductions")
 @pytest.mark.parametrize("mode", ["off", "now"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("epilogue", [torch.relu, lambda z: z.clamp(0, 1), lambda z: torch.relu(z) * 0.5])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import cutfuse
 
-pytestmark = [pytest.mark.gpu, pytest.mark.no_path("its calls are of operators, which call cutfuse.linear inside")]
+pytestmark = pytest.mark.gpu
 
 
 def make(

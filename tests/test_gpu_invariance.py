@@ -177,9 +177,6 @@ def test_head(dtype: torch.dtype) -> None:
         assert_rows_are_equal(call, 1000, random.Random(3))
 
 
-@pytest.mark.general_path(
-    "a trained layer whose rows are reduced takes its autograd function", when=lambda params: params["reduction"]
-)
 @pytest.mark.parametrize("n", [1024, 131])
 @pytest.mark.parametrize("reduction", [None, "sum", "logsumexp"])
 def test_forward_passes_of_training(dtype: torch.dtype, reduction: str | None, n: int) -> None:

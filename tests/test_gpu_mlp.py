@@ -13,7 +13,7 @@ from torch import Tensor
 
 import cutfuse
 
-pytestmark = [pytest.mark.gpu, pytest.mark.no_path("its node calls cutfuse.linear inside, and operators beside it")]
+pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 

@@ -16,7 +16,6 @@ import cutfuse
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.no_path("compiled models call operators, and the tests count those that are direct"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),  # Inductor's, at "highest"
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),  # of the first one in a process

@@ -63,6 +63,32 @@ def test_every_op_at_special_values(op: Op) -> None:
     torch.testing.assert_close(actual, expected, equal_nan=True, rtol=1e-5, atol=1e-30)
 
 
+# Functions that have short forms where 16 bits are stored.
+SHORT = (
+    *("exp", "expm1", "elu", "selu", "celu", "sigmoid", "silu", "mish", "gelu", "gelu_tanh", "tanh", "erf"),
+    *("log", "log1p", "logsigmoid", "softplus", "softsign"),
+)
+
+
+@pytest.mark.parametrize("mode", ["off", "now"])
+@pytest.mark.parametrize("name", SHORT)
+def test_short_forms_of_functions_are_exact_to_16_bits(name: str, mode: str) -> None:
+    """Within 2e-5 of the value: 2% of gelu's results are not the rounded exact ones, and fewer of others."""
+    x = torch.linspace(-12, 12, 1 << 14, device=DEVICE).half()
+    x = x[x > {"log": 0, "log1p": -0.99}.get(name, -13)]
+    with cutfuse.specialization(mode):
+        actual = pointwise_op(op_table().op(name), x)
+    expected = call_op(op_table().op(name), x.double()).half()
+    # Integers that neighbouring numbers are neighbours in.
+    places = [
+        torch.where(bits < 0, -(bits & 0x7FFF), bits)
+        for bits in (t.view(torch.int16).int() for t in (actual, expected))
+    ]
+    apart = (places[0] - places[1]).abs()
+    assert apart.max() <= 1
+    assert (apart > 0).double().mean() < 0.05
+
+
 # Of one argument: rows of the op table, and compositions.
 FUNCTIONS = {
     **{op.name: op.function for op in op_table().ops if op.arity == 1 and not op.parameters},
@@ -73,7 +99,6 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.general_path("gradients of pointwise and reduce")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_values_and_slopes_at_special_points_are_pytorchs(name: str, dtype: torch.dtype) -> None:

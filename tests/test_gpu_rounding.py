@@ -20,7 +20,7 @@ from cutfuse.epilogue.table import LOGICAL
 from cutfuse.epilogue.types import types_of
 from cutfuse.layer.call_plans import plan_pointwise_call
 
-pytestmark = [pytest.mark.gpu, pytest.mark.no_path]
+pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
 DTYPES = [torch.bfloat16, torch.float16]

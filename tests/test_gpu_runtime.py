@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable
 
@@ -14,7 +13,6 @@ from gpu_tensors import captured
 from torch import Tensor
 
 import cutfuse
-from cutfuse import native
 
 pytestmark = pytest.mark.gpu
 
@@ -51,12 +49,8 @@ CALLS: dict[str, Callable[..., Tensor]] = {
         for op in REDUCTIONS
     },
 }
-some_are_general = pytest.mark.general_path(
-    "a number is on the CPU", when=lambda case: case["name"] == "linear of numbers"
-)
 
 
-@some_are_general
 @pytest.mark.parametrize("name", CALLS)
 def test_graphs_capture_on_a_side_stream(name: str) -> None:
     call, inputs = CALLS[name], make_inputs()
@@ -69,7 +63,6 @@ def test_graphs_capture_on_a_side_stream(name: str) -> None:
         assert torch.equal(y, call(*inputs))
 
 
-@some_are_general
 @pytest.mark.parametrize("name", CALLS)
 def test_side_streams_are_respected(name: str) -> None:
     """Inputs appear late on a side stream: a launch on any other stream reads them too early."""
@@ -88,7 +81,6 @@ def test_side_streams_are_respected(name: str) -> None:
     assert torch.equal(actual, expected)
 
 
-@some_are_general
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
 @pytest.mark.parametrize("name", CALLS)
 def test_tensors_on_another_device_than_the_current_one(name: str) -> None:
@@ -133,7 +125,6 @@ def test_reductions_allocate_little() -> None:
         assert allocated_by(lambda d=dim: cutfuse.reduce(x, d)) <= 8 * MiB
 
 
-@some_are_general
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*TensorFloat32.*:UserWarning")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -153,7 +144,6 @@ def test_compiles_to_one_graph(name: str, backend: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.general_path("compiled code alone calls cutfuse")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("sizes", "stays"), [((8192, 4096, 4096), True), ((96, 1024, 16384), False), ((197, 1536, 384), True)]
@@ -171,7 +161,6 @@ def test_compiled_code_has_the_faster_one(sizes: tuple[int, int, int], stays: bo
     torch.testing.assert_close(y, torch.tanh(F.linear(x, w * 0.1, b)), rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.general_path("compiled code alone calls cutfuse")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_training_is_the_compilers() -> None:
     from torch._inductor.utils import run_fw_bw_and_get_code
@@ -189,7 +178,6 @@ def test_compiled_training_is_the_compilers() -> None:
     assert not any("torch.ops.cutfuse" in code for code in codes)
 
 
-@pytest.mark.general_path("autocast")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
 def test_autocast_gives_eagers_type(dtype: torch.dtype, reduction: str | None) -> None:
@@ -205,7 +193,6 @@ def test_autocast_gives_eagers_type(dtype: torch.dtype, reduction: str | None) -
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")  # PyTorch's own, while it imports Inductor
-@pytest.mark.general_path("autocast")
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize(
     "fn",
@@ -239,24 +226,6 @@ def test_nothing_warns_and_nothing_synchronises() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_custom_epilogue_waits_for_no_compiler() -> None:
-    native.module().forget_specializations()  # of the same test on the other path
-    x, w, b, r = make_inputs(1024, 8192, 8192)
-
-    def epilogue(z: Tensor, other: Tensor) -> Tensor:
-        return torch.tanh((z * 0.75 - 1.0).clamp(-2, 2) * torch.sigmoid(z)) + other
-
-    explanation = cutfuse.explain(x, w, b, epilogue=epilogue, operands=(r,))
-    assert explanation.path in ("fused", "unfused")
-    assert len(explanation.program.instructions) == 7
-    if explanation.path == "fused":
-        assert re.search("in the background; until then it is interpreted", str(explanation))
-    actual = cutfuse.linear(x, w, b, epilogue=epilogue, operands=(r,))
-    exact = epilogue(torch.nn.functional.linear(x.double(), w.double(), b.double()), r.double())
-    torch.testing.assert_close(actual.double(), exact, rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.no_path("explains calls, and makes none")
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90")
 def test_explain_names_the_path() -> None:
     x, w, b, _ = make_inputs(256, 512, 128)

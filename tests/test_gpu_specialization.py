@@ -24,8 +24,7 @@ from interpreted_and_compiled import (
     with_special_values,
 )
 from interpreted_and_compiled import assert_same_layer as assert_same_bits
-from specialized_backward import MASKS
-from specialized_cases import LONG, program_inside, program_of
+from specialized_cases import LONG, MASKS, program_inside, program_of
 from torch import Tensor
 
 import cutfuse
@@ -33,7 +32,6 @@ from cutfuse import native
 from cutfuse.epilogue import Program, op_table
 
 pytestmark = pytest.mark.gpu
-launches_a_plan = pytest.mark.no_path("launches plans, and calls no public function")
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +40,6 @@ def _fresh() -> None:
     native.core.forget_calls()
 
 
-@launches_a_plan
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["fast", "accurate"])
 @pytest.mark.parametrize("name", [op.name for op in op_table().ops])
 def test_every_op(name: str, dtype: torch.dtype) -> None:
@@ -54,7 +51,6 @@ def test_every_op(name: str, dtype: torch.dtype) -> None:
     assert_same_bits(arguments, kernels_for(arguments)[:1])
 
 
-@launches_a_plan
 @pytest.mark.parametrize("length", ["short", "long"])
 @pytest.mark.parametrize("reduction", ["none", *REDUCTIONS])
 @pytest.mark.parametrize("dtype", MODES, ids=str)
@@ -68,7 +64,6 @@ def test_every_kernel(dtype: torch.dtype, reduction: str, length: str) -> None:
         assert_same_bits(arguments, kernels_for(arguments))
 
 
-@launches_a_plan
 @pytest.mark.parametrize("length", ["short", "long"])
 @pytest.mark.parametrize("dtype", MODES, ids=str)
 @pytest.mark.parametrize("shape", [(200, 264), (3000, 2056), (8, 8)], ids=str)
@@ -88,7 +83,6 @@ def test_operands_that_the_copy_engine_brings(shape: tuple[int, int], dtype: tor
         assert_same_bits(arguments, kernels_for(arguments))
 
 
-@launches_a_plan
 def test_a_nan_may_have_another_sign() -> None:
     """The driver's compiler lets a selection negate a NaN, where the interpreter's negation has made it positive."""
     program = Program.parse("operands=0; neg z -> s0; gt z 0.0; where prev z s0")
@@ -98,7 +92,6 @@ def test_a_nan_may_have_another_sign() -> None:
     assert_same_bits(arguments, kernels)
 
 
-@launches_a_plan
 def test_one_kernel_serves_all_numbers() -> None:
     for number in (0.25, 1.5, -3.0):
         program = Program.parse(f"operands=0; softplus z {number} 20.0; mul prev {number}; clamp prev {-number} 9.0")
@@ -166,7 +159,6 @@ def test_streams_and_threads() -> None:
     assert cutfuse.wait(60) == 1
 
 
-@launches_a_plan
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
 def test_every_device_has_its_own() -> None:
     program = Program.parse("operands=0; tanh z; mul prev z")
@@ -208,7 +200,6 @@ def finish(process: subprocess.Popen[str]) -> None:
     assert "has the program compiled in" in output
 
 
-@pytest.mark.no_path("the calls are other processes'")
 @pytest.mark.parametrize("cache", ["cold", "disabled", "read-only", "truncated", "missing"])
 def test_the_drivers_cache(cache: str, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
@@ -228,7 +219,6 @@ def test_the_drivers_cache(cache: str, tmp_path: Path) -> None:
     finish(start(environment))
 
 
-@pytest.mark.no_path("the calls are other processes'")
 def test_many_processes_at_once(tmp_path: Path) -> None:
     processes = [start({"CUDA_CACHE_PATH": str(tmp_path / "cache")}) for _ in range(16)]
     for process in processes:
@@ -238,12 +228,9 @@ def test_many_processes_at_once(tmp_path: Path) -> None:
 # On a GPU: kernels with derivatives compiled in give the interpreting kernel's bits, and run when they are said to.
 
 
-calls_an_operator = pytest.mark.no_path("calls an operator's implementation, and no public function")
-
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-@calls_an_operator
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", [op.name for op in op_table().ops])
 def test_every_op_backwards(name: str, dtype: torch.dtype) -> None:
@@ -254,7 +241,6 @@ def test_every_op_backwards(name: str, dtype: torch.dtype) -> None:
             assert_same_gradients(program, grad, x, operands, wanted, False)
 
 
-@calls_an_operator
 @pytest.mark.parametrize("column_sum", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("text", MASKS)
@@ -263,7 +249,6 @@ def test_masks(text: str, dtype: torch.dtype, column_sum: bool) -> None:
     assert_same_gradients(Program.parse(text), grad, x, [r], [0, 1], column_sum)
 
 
-@calls_an_operator
 @pytest.mark.parametrize("column_sum", [False, True])
 @pytest.mark.parametrize("length", ["short", "long"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cutfuse.native import module
 
-pytestmark = [pytest.mark.gpu, pytest.mark.no_path("calls kernels, and no public function")]
+pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
 POISON = 0x5A

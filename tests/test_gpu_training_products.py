@@ -75,8 +75,6 @@ def test_a_step(name: str, shape: tuple[int, int, int], dtype: torch.dtype) -> N
     check_step(name, shape, dtype)
 
 
-launches_a_plan = pytest.mark.no_path("launches plans, and calls no public function")
-
 IDENTITY = Program((), 0)
 CHAIN = Epilogue(lambda z, r: torch.tanh(z) * r + torch.sigmoid(z)).program
 GELU = Epilogue(F.gelu).program
@@ -114,7 +112,6 @@ def assert_stored(arguments: LinearArguments, kernel: str, precision: str) -> No
     torch.testing.assert_close(z, run_plan(bare_plan, bare).to(z.dtype), rtol=0, atol=0, msg=kernel)
 
 
-@launches_a_plan
 @pytest.mark.parametrize("mode", ["off", "now"])
 @pytest.mark.parametrize("shape", STORED_SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -129,7 +126,6 @@ def test_every_kernel_stores_it(dtype: torch.dtype, shape: tuple[int, int, int],
                     assert_stored(arguments, kernel, "tf32")
 
 
-@launches_a_plan
 @pytest.mark.parametrize("precision", ["split3", "split6", "guarded"])
 @pytest.mark.parametrize("shape", STORED_SHAPES, ids=str)
 def test_products_over_planes(shape: tuple[int, int, int], precision: str) -> None:
@@ -140,7 +136,6 @@ def test_products_over_planes(shape: tuple[int, int, int], precision: str) -> No
         assert_stored(arguments, kernel, precision)
 
 
-@launches_a_plan
 def test_columns_that_are_no_whole_vectors_are_left_to_cublas() -> None:
     arguments = arguments_of(GELU, (64, 12, 64), torch.bfloat16, out_dtype=torch.float32)
     assert kernels_of(arguments, "tf32")

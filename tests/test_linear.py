@@ -151,7 +151,6 @@ def test_leading_dimensions(leading: tuple[int, ...], way: Way) -> None:
         assert_linear(actual, x, weight, bias, epilogue, (column, bias), reduction, slack_for(way.dtype))
 
 
-@pytest.mark.general_path("tensors are empty")
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(0, 64, 64), (64, 0, 64), (64, 64, 0), (0, 0, 0)])
 @pytest.mark.parametrize("reduction", [None, "sum", "mean", "logsumexp"])
 def test_empty_dimensions(rows: int, columns: int, depth: int, reduction: str | None, way: Way) -> None:

@@ -103,7 +103,6 @@ def test_import_needs_no_other_package() -> None:
     assert run_python("-c", code) == "[]"
 
 
-@pytest.mark.no_path("imports cutfuse, and calls nothing")
 @pytest.mark.gpu
 def test_import_makes_no_cuda_context() -> None:
     code = """

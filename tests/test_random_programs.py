@@ -35,22 +35,6 @@ SEEDS = range(150)
 SHAPE = (200, 264)
 
 
-def check_pointwise(program: Program, seed: int) -> None:
-    """At special values among others."""
-    x, *operands = (randn(*SHAPE, dtype=dtype_of(seed), seed=place) for place in range(1 + OPERANDS))
-    x[: len(SPECIAL)] = torch.tensor(SPECIAL, device=DEVICE)[:, None]
-    assert_same_pointwise(program, x, operands)
-
-
-def check_layer(program: Program, seed: int) -> None:
-    """In the kernel that is fastest for it."""
-    operands = [randn(*SHAPE, seed=1 + place) for place in range(OPERANDS)]
-    arguments = layer(program, operands, dtype_of(seed), shape=SHAPE)
-    assert_same_layer(arguments, kernels_for(arguments)[:1])
-
-
-# Rows and columns of one block and many, of whole steps and of none, of one chunk and several.
-REDUCED = [(3, 8), (70, 72), (513, 264), (2, 70000), (40000, 16), (4096, 8192), (8192, 1096), (5, 3000, 24)]
 # How an operand lies in memory, made of one with eight columns more.
 LAYOUTS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda r: r[..., :-8].contiguous(),
@@ -63,6 +47,32 @@ LAYOUTS: tuple[Callable[[Tensor], Tensor], ...] = (
 )
 
 
+def drawn_operands(choose: random.Random, shape: tuple[int, ...]) -> list[Tensor]:
+    *leading, columns = shape
+    return [
+        choose.choice(LAYOUTS)(randn(*leading, columns + 8, dtype=choose.choice(FLOATS), seed=1 + place))
+        for place in range(OPERANDS)
+    ]
+
+
+def check_pointwise(program: Program, seed: int) -> None:
+    """At special values among others, with operands of any layout and type."""
+    x = randn(*SHAPE, dtype=dtype_of(seed))
+    x[: len(SPECIAL)] = torch.tensor(SPECIAL, device=DEVICE)[:, None]
+    assert_same_pointwise(program, x, drawn_operands(random.Random(seed), SHAPE))
+
+
+def check_layer(program: Program, seed: int) -> None:
+    """In the kernel that is fastest for it."""
+    operands = [randn(*SHAPE, seed=1 + place) for place in range(OPERANDS)]
+    arguments = layer(program, operands, dtype_of(seed), shape=SHAPE)
+    assert_same_layer(arguments, kernels_for(arguments)[:1])
+
+
+# Rows and columns of one block and many, of whole steps and of none, of one chunk and several.
+REDUCED = [(3, 8), (70, 72), (513, 264), (2, 70000), (40000, 16), (4096, 8192), (8192, 1096), (5, 3000, 24)]
+
+
 def check_reduction(program: Program, seed: int) -> None:
     """But for a mere factor, by which sums are multiplied. Of any shape, with operands of any layout and type."""
     if program.native.scaling is None:
@@ -70,10 +80,7 @@ def check_reduction(program: Program, seed: int) -> None:
         *leading, columns = choose.choice(REDUCED)
         x = randn(*leading, columns, dtype=dtype_of(seed))
         x.view(-1)[: len(SPECIAL)] = torch.tensor(SPECIAL, device=DEVICE)[: x.numel()].to(x.dtype)
-        operands = [
-            choose.choice(LAYOUTS)(randn(*leading, columns + 8, dtype=choose.choice(FLOATS), seed=1 + place))
-            for place in range(OPERANDS)
-        ]
+        operands = drawn_operands(choose, (*leading, columns))
         assert_same_reduction(program, x, operands, choose.choice(REDUCTIONS), choose.choice((-1, -2)))
 
 
@@ -90,7 +97,6 @@ def dtype_of(seed: int) -> torch.dtype:
 
 
 @pytest.mark.gpu
-@pytest.mark.no_path("launches plans and calls operators, and no public function")
 @pytest.mark.parametrize("check", [check_pointwise, check_layer, check_reduction, check_gradients])
 def test_random_programs(check: Callable[[Program, int], None], request: pytest.FixtureRequest) -> None:
     def compare(seed: int) -> str:

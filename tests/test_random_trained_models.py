@@ -316,7 +316,6 @@ def test_a_model_is_as_near_to_fp64_as_pytorchs(seed: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.no_path("compiled models call operators")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("share", range(SHARES))
 def test_models_on_a_gpu(share: int, request: pytest.FixtureRequest) -> None:

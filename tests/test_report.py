@@ -166,7 +166,6 @@ def test_the_direct_path_is_tried(remembers: bool, state: str, monkeypatch: pyte
     assert described == f"linear layers in one kernel; direct path {state}"
 
 
-@pytest.mark.no_path("asserts that a call is direct itself")
 @pytest.mark.gpu
 def test_on_a_gpu_the_direct_path_is_on() -> None:
     assert "direct path on" in report.describe_paths(torch.device("cuda", 0))
