@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from model_checks import aot_saving
-from random_models import Program, make_program, namespace
+from random_models import Program, build, make_program
 from random_runs import check_seeds, is_ordinary
 from torch import Tensor, fx
 
@@ -57,14 +57,10 @@ def run(
     program: Program, backend: Backend | None = None, is_reference: bool = False, noise: float = 0.0, grad: bool = True
 ) -> Outcome:
     """One run of a model, on inputs of its own; with torch.compile where there is a backend."""
-    known = namespace(is_reference, noise)
-    source = program.source.replace(".float()", ".double()") if is_reference else program.source
-    exec(source, known)
-    inputs = [known[name] for name in program.names]
-    modules = [value for value in known.values() if isinstance(value, torch.nn.Module)]
+    built = build(program, is_reference=is_reference, noise=noise)
+    model, inputs, modules = built.model, built.inputs, built.modules
     leaves = [value for value in inputs if value.requires_grad]
     leaves += [parameter for module in modules for parameter in module.parameters()]
-    model = known["model"]
     if backend is not None:
         torch._dynamo.reset()
         model = torch.compile(model, backend=backend, dynamic=program.is_dynamic or None)
