@@ -183,7 +183,8 @@ class Writer:
         names = [name for name in reversed(self.values) if wanted(self.live[name])]
         if not names:
             return None
-        return names[0 if self.is_focused else min(int(self.choose.expovariate(1.6)), len(names) - 1)]
+        is_latest = self.is_focused or (self.is_trained and self.choose.random() < 0.85)
+        return names[0 if is_latest else min(int(self.choose.expovariate(1.6)), len(names) - 1)]
 
     def line(self, text: str, result: str = "") -> bool:
         """Adds a statement if PyTorch takes it, and its result if that is a tensor of reasonable numbers."""
@@ -303,12 +304,12 @@ _PRODUCTS = (
 _MATRICES = ("addmm", "mm(")
 
 
-def _add_product(made: Writer) -> None:
+def _add_product(made: Writer) -> bool:
     template = made.choose.choice(_PRODUCTS)
     is_matrix = any(name in template for name in _MATRICES)
     x = made.recent(lambda v: v.is_floating_point() and (v.dim() == 2 if is_matrix else v.dim() >= 2))
     if x is None:
-        return
+        return False
     rows, k, n = made.live[x].shape[0], made.live[x].shape[-1], made.width(made.choose)
     dtype = _type_of(made, x)
     shapes = {"w": (n, k), "b": (n,), "t": (k, n), "a": (rows, n), "c": (rows, 1)}
@@ -319,7 +320,7 @@ def _add_product(made: Writer) -> None:
             given[name] = made.input(shape, dtype, scale=scales.get(name, ""))
     if "{m}" in template:
         given["m"] = made.module("nn.Linear", k, n)
-    _value(made, template.format(**given))
+    return _value(made, template.format(**given))
 
 
 def _add_product_of_values(made: Writer) -> None:
@@ -589,7 +590,8 @@ _HEADS = (
 
 
 def _add_activated(made: Writer) -> None:
-    _add_product(made)
+    while not _add_product(made):
+        pass
     if made.choose.random() < 0.7:
         made.is_focused = True
         _add_elementwise(made)
@@ -649,8 +651,9 @@ def _add_tied(made: Writer) -> None:
     """A product with a weight that there is already."""
     x = made.recent()
     k = made.live[x].shape[-1]
-    again = [f"F.linear({x}, {w})" for w in made.names if made.live[w].dim() == 2 and made.live[w].shape[1] == k]
-    again += [f"{x} @ {w}" for w in made.names if made.live[w].dim() == 2 and made.live[w].shape[0] == k]
+    weights = [w for w in made.names if made.live[w].dim() == 2 and made.live[w].is_floating_point()]
+    again = [f"F.linear({x}, {w})" for w in weights if made.live[w].shape[1] == k]
+    again += [f"{x} @ {w}" for w in weights if made.live[w].shape[0] == k]
     if again:
         _value(made, made.choose.choice(again))
 
@@ -733,9 +736,7 @@ def make_trained_program(seed: int, sizes: Sizes = DEVICE_SIZES) -> Program:
     writer.values.append(writer.input((*leading, inner, sizes.width(choose))))
     if count > 1 and choose.random() < 0.15:  # as it lies behind a convolution, or a batch that is not the first
         _value(writer, f"{writer.names[0]}.transpose(0, 1).contiguous().transpose(0, 1)")
-    known = len(writer.values)
-    while len(writer.values) == known:
-        _add_activated(writer)
+    _add_activated(writer)
     writer.steps(choose.randint(1, 4))
     results = _results(writer)
     if choose.random() < 0.5:
