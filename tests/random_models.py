@@ -1,13 +1,16 @@
-"""Random small models as Python source: products, what follows them, writes, modes, views and reductions.
+"""Random models as Python source: products, what follows them, writes, modes, views and reductions.
 
-A program is made line by line. Each line runs at once on real tensors, and one that PyTorch refuses is dropped, so that
-every program runs. The text is what a fault is reported by: `namespace` makes the inputs and the function of it again.
+`make_program` makes small ones with everything that a model may do, `make_trained_program` those of any width that are
+trained on a device, without writes and changes of type. A program is made line by line. Each line runs at once, on
+real tensors or on tensors without memory, and one that PyTorch refuses is dropped, so that every program runs. The text
+is what a fault is reported by: `build` makes the inputs and the function of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,14 +22,34 @@ from torch.utils.checkpoint import checkpoint
 
 WIDTHS = (4, 4, 6, 5, 1)
 NUMBERS = ("2", "0.5", "-1", "1", "True", "3")
-TYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16}
+TYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
 _LEADING = ((4,), (6,), (2, 3), (2, 2), (1, 4), (1,), (2, 1, 3))
 _LARGEST = 100.0  # beyond it rounding decides too much
 
 
 @dataclass(frozen=True)
+class Precision:
+    """What a trained model computes in. unit: the relative error of a rounding, of factors where these are rounded."""
+
+    dtype: str
+    unit: float
+    matmul: str = "highest"
+    autocast: torch.dtype | None = None
+
+
+PRECISIONS = {
+    "fp32": Precision("F32", 2.0**-24),
+    "tf32": Precision("F32", 2.0**-11, matmul="high"),
+    "bf16": Precision("BF16", 2.0**-9),
+    "fp16": Precision("F16", 2.0**-12),
+    "autocast bf16": Precision("F32", 2.0**-9, autocast=torch.bfloat16),
+    "autocast fp16": Precision("F32", 2.0**-12, autocast=torch.float16),
+}
+
+
+@dataclass(frozen=True)
 class Program:
-    """A model's source. inputs: the statements that make its tensors and modules."""
+    """A model's source. inputs: the statements that make its tensors and modules. precision: of one that is trained."""
 
     seed: int
     inputs: tuple[str, ...]
@@ -35,6 +58,7 @@ class Program:
     results: tuple[str, ...]
     is_rounded: bool  # whether some of it is in bf16
     is_dynamic: bool
+    precision: str = ""
 
     @property
     def source(self) -> str:
@@ -42,24 +66,55 @@ class Program:
         return "\n".join((*self.inputs, *lines))
 
 
-def namespace(is_reference: bool = False, noise: float = 0.0) -> dict[str, Any]:
+@dataclass
+class Built:
+    """A program's function, with its tensors and modules."""
+
+    model: Callable[..., Any]
+    inputs: list[Tensor]
+    modules: list[nn.Module]
+
+
+def build(program: Program, device: str = "cpu", is_reference: bool = False, noise: float = 0.0) -> Built:
+    """Makes a model. The arguments are those of `namespace`."""
+    autocast = PRECISIONS[program.precision].autocast if program.precision else torch.bfloat16
+    known = namespace(device, is_reference, noise, autocast)
+    exec(program.source.replace(".float()", ".double()") if is_reference else program.source, known)
+    modules = [value for value in known.values() if isinstance(value, nn.Module)]
+    return Built(known["model"], [known[name] for name in program.names], modules)
+
+
+def namespace(
+    device: str = "cpu",
+    is_reference: bool = False,
+    noise: float = 0.0,
+    autocast_dtype: torch.dtype | None = torch.bfloat16,
+) -> dict[str, Any]:
     """What a program's source reads.
 
     In a reference every floating-point type is fp64, and autocast does nothing. noise: by how much, relatively, the
     inputs are wrong, so as to see how far an error goes.
     """
-    errors = torch.Generator().manual_seed(int(noise * 2**40))
+    place = "cpu" if device == "meta" else device
+    errors = torch.Generator(place).manual_seed(int(noise * 2**40))
     types = dict.fromkeys(TYPES, torch.float64) if is_reference else dict(TYPES)
 
-    def tensor(seed: int, shape: tuple[int, ...], dtype: str, needs_grad: bool = False) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
+    def tensor(
+        seed: int, shape: tuple[int, ...], dtype: str, needs_grad: bool = False, scale: float | None = None
+    ) -> Tensor:
+        if device == "meta":
+            values = torch.empty(shape, dtype=types.get(dtype) or getattr(torch, dtype), device=device)
+            return values.requires_grad_(needs_grad)
+        generator = torch.Generator(place).manual_seed(seed)
         if dtype in TYPES:
-            values = torch.randn(shape, generator=generator, dtype=torch.float64).to(TYPES[dtype])
+            values = torch.randn(shape, generator=generator, dtype=torch.float64, device=place)
+            values = (values if scale is None else values * scale).to(TYPES[dtype])
             return noisy(values.to(types[dtype])).requires_grad_(needs_grad)
-        return torch.randint(0 if dtype == "bool" else -2, 2, shape, generator=generator).to(getattr(torch, dtype))
+        found = torch.randint(0 if dtype == "bool" else -2, 2, shape, generator=generator, device=place)
+        return found.to(getattr(torch, dtype))
 
     def module(seed: int, kind: Callable[..., nn.Module], dtype: str, train: bool, *sizes: int) -> nn.Module:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), torch.device(device):
             torch.manual_seed(seed)
             made = kind(*sizes).to(TYPES[dtype]).to(types[dtype]).train(train)
         with torch.no_grad():
@@ -68,11 +123,14 @@ def namespace(is_reference: bool = False, noise: float = 0.0) -> dict[str, Any]:
         return made
 
     def noisy(values: Tensor) -> Tensor:
-        wrong = torch.randn(values.shape, generator=errors, dtype=torch.float64)
-        return (values * (1 + noise * wrong)).to(values.dtype) if noise else values
+        if not noise:
+            return values
+        wrong = torch.randn(values.shape, generator=errors, dtype=torch.float64, device=place)
+        return (values * (1 + noise * wrong)).to(values.dtype)
 
     def autocast() -> torch.autocast:
-        return torch.autocast("cpu", torch.bfloat16, enabled=not is_reference)
+        enabled = autocast_dtype is not None and not is_reference
+        return torch.autocast(place, autocast_dtype, enabled=enabled)
 
     known = {"torch": torch, "F": F, "nn": nn, "checkpoint": checkpoint, "autocast": autocast}
     return {**known, **types, "tensor": tensor, "module": module}
@@ -80,12 +138,15 @@ def namespace(is_reference: bool = False, noise: float = 0.0) -> dict[str, Any]:
 
 @dataclass
 class Writer:
-    """Makes a program. live: its names and their values so far."""
+    """Makes a program. live: its names and their values so far. width: draws how many columns a layer has."""
 
     choose: random.Random
     dtype: str
     is_rounded: bool
+    lines: dict[Line, float]
+    width: Callable[[random.Random], int]
     live: dict[str, Any] = field(default_factory=namespace)
+    is_trained: bool = False  # in one precision, without writes and with most gradients
     inputs: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
@@ -99,10 +160,11 @@ class Writer:
         self.count += 1
         return f"{prefix}{self.count}"
 
-    def input(self, shape: tuple[int, ...], dtype: str | None = None, grad: float = 0.4) -> str:
+    def input(self, shape: tuple[int, ...], dtype: str | None = None, grad: float = 0.4, scale: str = "") -> str:
         name, dtype = self.name("r"), dtype or self.dtype
-        needs_grad = dtype in TYPES and self.choose.random() < grad
-        self._make(name, f"tensor({self.choose.getrandbits(20)}, {tuple(shape)}, {dtype!r}, {needs_grad})")
+        needs_grad = dtype in TYPES and self.choose.random() < (0.85 if self.is_trained else grad)
+        scale = f", {scale}" if scale and self.is_trained else ""
+        self._make(name, f"tensor({self.choose.getrandbits(20)}, {tuple(shape)}, {dtype!r}, {needs_grad}{scale})")
         self.names.append(name)
         return name
 
@@ -121,7 +183,8 @@ class Writer:
         names = [name for name in reversed(self.values) if wanted(self.live[name])]
         if not names:
             return None
-        return names[0 if self.is_focused else min(int(self.choose.expovariate(1.6)), len(names) - 1)]
+        is_latest = self.is_focused or (self.is_trained and self.choose.random() < 0.85)
+        return names[0 if is_latest else min(int(self.choose.expovariate(1.6)), len(names) - 1)]
 
     def line(self, text: str, result: str = "") -> bool:
         """Adds a statement if PyTorch takes it, and its result if that is a tensor of reasonable numbers."""
@@ -131,12 +194,13 @@ class Writer:
         except Exception:
             self.live = before
             return False
-        if result and not _is_tame(self.live[result]):
+        results = result.split(", ") if result else []
+        is_fine = _is_matrix if self.is_trained else _is_tame
+        if not all(is_fine(self.live[name]) for name in results):
             self.live = before
             return False
         self.body.append("    " * self.indent + text)
-        if result:
-            self.values.append(result)
+        self.values += results
         return True
 
     def block(
@@ -171,7 +235,7 @@ class Writer:
 
     def steps(self, count: int) -> None:
         for _ in range(count):
-            usable = {line: weight for line, weight in LINES.items() if not (self.is_pure and line.writes)}
+            usable = {line: weight for line, weight in self.lines.items() if not (self.is_pure and line.writes)}
             (line,) = self.choose.choices(list(usable), list(usable.values()))
             line.add(self)
 
@@ -181,6 +245,11 @@ def _is_tame(value: Any) -> bool:
         return False
     value = value.detach().double()
     return bool(value.isfinite().all()) and (value.numel() == 0 or value.abs().max().item() < _LARGEST)
+
+
+def _is_matrix(value: Any) -> bool:
+    """Of two to four dimensions, and no wider than two or three layers side by side."""
+    return isinstance(value, Tensor) and 2 <= value.dim() <= 4 and value.numel() > 0 and value.shape[-1] <= _WIDEST
 
 
 @dataclass(frozen=True)
@@ -235,20 +304,23 @@ _PRODUCTS = (
 _MATRICES = ("addmm", "mm(")
 
 
-def _add_product(made: Writer) -> None:
+def _add_product(made: Writer) -> bool:
     template = made.choose.choice(_PRODUCTS)
     is_matrix = any(name in template for name in _MATRICES)
     x = made.recent(lambda v: v.is_floating_point() and (v.dim() == 2 if is_matrix else v.dim() >= 2))
     if x is None:
-        return
-    rows, k, n = made.live[x].shape[0], made.live[x].shape[-1], made.choose.choice(WIDTHS)
+        return False
+    rows, k, n = made.live[x].shape[0], made.live[x].shape[-1], made.width(made.choose)
     dtype = _type_of(made, x)
     shapes = {"w": (n, k), "b": (n,), "t": (k, n), "a": (rows, n), "c": (rows, 1)}
     given = {"x": x, "beta": made.choose.choice(("0", "-2", "0.5", "1"))}
-    given |= {name: made.input(shape, dtype) for name, shape in shapes.items() if "{" + name + "}" in template}
+    scales = dict.fromkeys("wt", f"{k} ** -0.5")
+    for name, shape in shapes.items():
+        if "{" + name + "}" in template:
+            given[name] = made.input(shape, dtype, scale=scales.get(name, ""))
     if "{m}" in template:
         given["m"] = made.module("nn.Linear", k, n)
-    _value(made, template.format(**given))
+    return _value(made, template.format(**given))
 
 
 def _add_product_of_values(made: Writer) -> None:
@@ -306,7 +378,8 @@ def _operand(made: Writer, v: str, dtype: str | None = None) -> str:
     shapes += [(1, *target[1:])] if len(target) > 1 else []
     shapes += [tuple(target[1:])] if len(target) > 2 else []
     shape = made.choose.choice(shapes if made.choose.random() < 0.5 else shapes[:2])
-    return made.input(shape if len(target) else (), dtype or made.choose.choice((made.dtype,) * 5 + ("F32", "F64")))
+    others = () if made.is_trained else ("F32", "F64")
+    return made.input(shape if len(target) else (), dtype or made.choose.choice((made.dtype,) * 5 + others))
 
 
 def _broadcasts(shape: torch.Size, target: torch.Size) -> bool:
@@ -317,7 +390,7 @@ def _broadcasts(shape: torch.Size, target: torch.Size) -> bool:
 
 
 def _filled(made: Writer, template: str, v: str) -> str:
-    types = {"r": None, "s": None, "m": "bool", "i": "int64", "o": "F64"}
+    types = {"r": None, "s": None, "m": "bool", "i": "int64", "o": None if made.is_trained else "F64"}
     given = {name: _operand(made, v, dtype) for name, dtype in types.items() if "{" + name + "}" in template}
     return template.format(v=v, n=made.choose.choice(NUMBERS), **given)
 
@@ -493,6 +566,119 @@ LINES: dict[Line, float] = {
 }
 
 
+# Of models that are trained: what product passes split the columns of, and put together again
+
+_WIDEST = 6200
+_HALVES = (
+    *("{z}.chunk(2, dim=-1)", "torch.chunk({z}, 2, -1)", "{z}.split({n}, dim=-1)", "torch.split({z}, [{n}, {n}], -1)"),
+    *("({z}[..., :{n}], {z}[..., {n}:])", "{z}.unflatten(-1, (2, {n})).unbind(-2)", "{z}.tensor_split(2, -1)"),
+    *("{z}.view(*{z}.shape[:-1], {n}, 2).unbind(-1)", "{z}.reshape(*{z}.shape[:-1], 2, {n}).unbind(-2)"),
+)
+_GATES = (
+    *("F.silu({a}) * {b}", "F.gelu({a}) * {b}", "{a} * torch.sigmoid({b})", "F.relu({a}) * {b}", "{a} * {b}"),
+    *("torch.tanh({a}) * torch.sigmoid({b})", "{a} + F.silu({b})", "F.gelu({b}, approximate='tanh') * {a}"),
+    *("F.silu({a}) * {b} * 0.5 + {a}", "torch.cat((F.silu({a}), {b}), -1)", "torch.cat(({b}, {a}), dim=-1)"),
+)
+_THIRDS = ("{z}.chunk(3, dim=-1)", "{z}.split({n}, -1)", "{z}.unflatten(-1, (3, {n})).unbind(-2)")
+_COMBINED = ("{q} * torch.sigmoid({k}) + {v}", "F.silu({q}) * {k} + torch.tanh({v})", "{q} * {k} - {v}")
+_JOINED = ("torch.cat(({}, {}), -1)", "torch.cat([{}, {}], dim=-1)", "torch.stack(({}, {}), -2)")
+_HEADS = (
+    *("{v}.mean(-1)", "{v}.sum(-1)", "{v}.mean(1)", "{v}.sum(-1, keepdim=True)", "torch.logsumexp({v}, -1)"),
+    *("{v}.logsumexp(-1, keepdim=True)", "{v}.float()", "{v}.mean()", "{v}.square().mean(-1)", "F.softmax({v}, -1)"),
+    "F.cross_entropy({v}.reshape({rows}, -1).float(), torch.arange({rows}, device={v}.device) % {n}, reduction='sum')",
+)
+
+
+def _add_activated(made: Writer) -> None:
+    while not _add_product(made):
+        pass
+    if made.choose.random() < 0.7:
+        made.is_focused = True
+        _add_elementwise(made)
+        made.is_focused = False
+
+
+def _added_layer(made: Writer, x: str, n: int) -> str | None:
+    """A module's layer, of new columns."""
+    _value(made, f"{made.module('nn.Linear', made.live[x].shape[-1], n)}({x})")
+    return made.values[-1]
+
+
+def _parts(made: Writer, templates: tuple[str, ...], count: int, **given: Any) -> list[str]:
+    """Several values at once, of the first of the shuffled templates that PyTorch takes; none if it takes none."""
+    for template in made.choose.sample(templates, len(templates)):
+        names = [made.name("v") for _ in range(count)]
+        if made.line(f"{', '.join(names)} = {template.format(**given)}", ", ".join(names)):
+            return names
+    return []
+
+
+def _add_gate(made: Writer) -> None:
+    x, n = made.recent(), made.width(made.choose)
+    parts = _parts(made, _HALVES, 2, z=_added_layer(made, x, 2 * n), n=n)
+    if parts and _parts(made, _GATES, 1, a=parts[0], b=parts[1]) and made.choose.random() < 0.6:
+        down = _added_layer(made, made.values[-1], made.live[x].shape[-1])
+        if made.choose.random() < 0.6:
+            _value(made, f"{x} + {down}")
+
+
+def _add_thirds(made: Writer) -> None:
+    """Queries, keys and values, or what is combined of three."""
+    x, heads, width = made.recent(), made.choose.choice((1, 2, 3, 4)), made.choose.choice((8, 13, 24, 32, 64, 100))
+    z = _added_layer(made, x, 3 * heads * width)
+    parts = _parts(made, _THIRDS, 3, z=z, n=heads * width)
+    if not parts:
+        return
+    if made.live[z].dim() != 3 or made.live[z].shape[1] > 256 or made.choose.random() < 0.5:
+        _parts(made, _COMBINED, 1, q=parts[0], k=parts[1], v=parts[2])
+        return
+    q, k, v = (f"{part}.unflatten(-1, ({heads}, {width})).transpose(1, 2)" for part in parts)
+    _value(made, f"({q} @ {k}.transpose(-1, -2) * {width} ** -0.5).softmax(-1) @ {v}")
+    _value(made, f"{made.values[-1]}.transpose(1, 2).flatten(-2)")
+    _added_layer(made, made.values[-1], made.live[x].shape[-1])
+
+
+def _add_cat(made: Writer) -> None:
+    """Of a layer, and another one of the same rows or what both are of."""
+    x = made.recent()
+    first = _added_layer(made, x, made.width(made.choose))
+    second = x if made.choose.random() < 0.3 else _added_layer(made, x, made.width(made.choose))
+    pair = made.choose.sample((first, second), 2)
+    _parts(made, tuple(form.format(*pair) for form in _JOINED), 1)
+
+
+def _add_tied(made: Writer) -> None:
+    """A product with a weight that there is already."""
+    x = made.recent()
+    k = made.live[x].shape[-1]
+    weights = [w for w in made.names if made.live[w].dim() == 2 and made.live[w].is_floating_point()]
+    again = [f"F.linear({x}, {w})" for w in weights if made.live[w].shape[1] == k]
+    again += [f"{x} @ {w}" for w in weights if made.live[w].shape[0] == k]
+    if again:
+        _value(made, made.choose.choice(again))
+
+
+def _add_normed(made: Writer) -> None:
+    x = made.recent()
+    if made.live[x].shape[-1] >= 16:
+        kind = made.choose.choice(("nn.LayerNorm", "nn.LayerNorm", "nn.RMSNorm"))
+        _value(made, f"{made.module(kind, made.live[x].shape[-1])}({x})")
+
+
+_TRAINED_LINES: dict[Line, float] = {
+    Line(_add_activated): 6,
+    Line(_add_gate): 5,
+    Line(_add_thirds): 2,
+    Line(_add_cat): 3,
+    Line(_add_tied): 1.5,
+    Line(_add_normed): 3,
+    Line(_add_elementwise): 6,
+    Line(_add_reuse): 3,
+    Line(_add_of(_VIEWS)): 4,
+    Line(lambda made: made.checkpoint(made.choose.randint(1, 2)), writes=True): 2,
+}
+
+
 # Programs
 
 
@@ -500,7 +686,8 @@ def make_program(seed: int, longest: int = 5) -> Program:
     """The program of a seed."""
     choose = random.Random(seed)
     dtype = choose.choice(("F32", "F32", "F64", "BF16"))
-    writer = Writer(choose, dtype, is_rounded=dtype == "BF16" or choose.random() < 0.25)
+    is_rounded = dtype == "BF16" or choose.random() < 0.25
+    writer = Writer(choose, dtype, is_rounded, LINES, lambda choose: choose.choice(WIDTHS))
     writer.values.append(writer.input((*choose.choice(_LEADING), choose.choice(WIDTHS))))
     torch.manual_seed(0)
     LAYER.add(writer)
@@ -514,3 +701,53 @@ def _results(writer: Writer) -> tuple[str, ...]:
     *others, last = writer.values
     more = writer.choose.sample(others, min(len(others), writer.choose.choice((0, 0, 1, 2))))
     return (*more, last)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of how many rows the inputs are, and how wide layers."""
+
+    rows: tuple[int, ...]
+    widths: tuple[tuple[int, int], ...]  # ranges
+
+    def width(self, choose: random.Random) -> int:
+        n = choose.randint(*choose.choice(self.widths))
+        multiple = choose.choice((128, 32, 32, 8, 8, 1, 1, 0))
+        if multiple == 0:  # beside one
+            return max(n - n % 32, 32) + choose.choice((-1, 1, 2))
+        return max(n - n % multiple, multiple)
+
+
+# Inductor pads rows of more than 1024 elements that are no multiple of 128 bytes: a third of the layers is so wide.
+DEVICE_SIZES = Sizes((1, 7, 64, 197, 512, 788, 1000, 1576, 2048), ((16, 700), (16, 700), (1000, 3000)))
+CPU_SIZES = Sizes((1, 3, 8, 12, 26), ((16, 100), (16, 100), (1000, 1400)))
+
+
+def make_trained_program(seed: int, sizes: Sizes = DEVICE_SIZES) -> Program:
+    """The program of a seed that is trained: of one precision, a function of its first input."""
+    choose = random.Random(seed)
+    (precision,) = choose.choices(list(PRECISIONS), (6, 4, 4, 3, 2, 2))
+    dtype, live = PRECISIONS[precision].dtype, namespace("meta", autocast_dtype=None)
+    writer = Writer(choose, dtype, True, _TRAINED_LINES, sizes.width, live, is_trained=True)
+    rows, count = choose.choice(sizes.rows), choose.choice((1, 1, 2, 2, 2, 3))
+    outer, middle = (choose.choice((1, 2, 3, 4, 8)), choose.choice((1, 2, 7, 14))) if count > 1 else (1, 1)
+    leading = (outer, middle)[: count - 1]
+    inner = max(rows // (outer * middle if count == 3 else outer), 1)
+    writer.values.append(writer.input((*leading, inner, sizes.width(choose))))
+    if count > 1 and choose.random() < 0.15:  # as it lies behind a convolution, or a batch that is not the first
+        _value(writer, f"{writer.names[0]}.transpose(0, 1).contiguous().transpose(0, 1)")
+    _add_activated(writer)
+    writer.steps(choose.randint(1, 4))
+    results = _results(writer)
+    if choose.random() < 0.5:
+        v = results[-1]
+        n = writer.live[v].shape[-1]
+        head = choose.choice(_HEADS).format(v=v, n=n, rows=writer.live[v].numel() // n)
+        results = (*results[:-1], head)
+    body = writer.body
+    if PRECISIONS[precision].autocast:
+        body = ["    with autocast():", *(f"    {line}" for line in body)]
+    read = set(re.findall(r"\b[rm]\d+\b", "\n".join((*body, *results))))
+    inputs = tuple(line for line in writer.inputs if line.partition(" ")[0] in {*read, writer.names[0]})
+    names = tuple(name for name in writer.names if name in {*read, writer.names[0]})
+    return Program(seed, inputs, names, tuple(body), results, True, False, precision)
