@@ -13,7 +13,6 @@ import cutfuse
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.no_path("its calls are made by other threads and processes"),
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 

@@ -293,7 +293,6 @@ def test_trained_models() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.no_path("compiled models call operators")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("share", range(SHARES))
 def test_trained_models_on_a_gpu(share: int, request: pytest.FixtureRequest) -> None:
