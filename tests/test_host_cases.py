@@ -1,6 +1,8 @@
-"""The host suite's cases: every call's two sides compute the same, on shapes that are always the same."""
+"""The cases of the host and random suites: every call's two sides compute the same, and what is drawn."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from torch import Tensor
 import cutfuse
 from bench import host_calls
 from bench import host_suite as suite
+from bench.__main__ import main
 from bench.host_calls import CUTFUSE, PYTORCH, Calls, Group, build_stacks
+from bench.random_suite import CHAINS, LIMITS, TRAINING, Layer, random_cases
 from bench.suite import Case
 from bench.workloads import WRONG_ABOVE
 
@@ -156,3 +160,33 @@ def test_each_of_several_results_is_compared() -> None:
     exact = (torch.ones(4).double(), 1e-6 * torch.ones(2).double())
     assert host_calls.error_of((torch.ones(4), 1e-6 * torch.ones(2)), exact) < 1e-6
     assert host_calls.error_of((torch.ones(4), torch.zeros(2)), exact) == pytest.approx(1.0)
+
+
+# The random suite, whose layers are drawn.
+
+
+def layer_of(case: Case) -> Layer:
+    """The layer of a case of the random suite."""
+    return case.prepare.args[2].func.__self__  # type: ignore[attr-defined]
+
+
+def test_layers_are_of_every_kind_in_each_group() -> None:
+    cases = list(random_cases(False, False, 3))
+    assert Counter(case.group for case in cases) == {group.name: 60 for group in LIMITS}
+    assert Counter(case.precision for case in cases) == {"bf16": 45, "fp16": 45, "fp32": 90}
+    for group in LIMITS:
+        layers = [layer_of(case) for case in cases if group_of(case) == group]
+        assert set(Counter(layer.chain.name for layer in layers).values()) == {4}
+        for trait in ("has_bias", "is_3d", "transposed"):
+            assert {getattr(layer, trait) for layer in layers} == {True, False}
+        assert {layer.operand_grads for layer in layers} == ({True, False} if group == TRAINING else {False})
+        m, n, k = zip(*(layer.shape for layer in layers), strict=True)
+        assert 1 <= min(m) < 64 < max(m) <= 4096
+        assert 128 <= min(n + k) < 512 < max(n + k) <= 4096
+    kinds = Counter(tuple(operand.kind for operand in chain.operands) for chain in CHAINS)
+    assert kinds == dict.fromkeys([(), ("full",), ("row",), ("column",), ("scalar",)], 3)
+
+
+def test_a_suite_without_committed_results_says_so() -> None:
+    with pytest.raises(SystemExit, match="cannot report: random has no committed results: run it"):
+        main(["report", "random"])

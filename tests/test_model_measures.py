@@ -189,34 +189,6 @@ def test_errors_are_of_outputs_and_of_all_gradients() -> None:
     assert model_errors.joint_error([torch.tensor([math.nan])], [torch.ones(1)]) == math.inf
 
 
-@pytest.mark.usefixtures("stand_ins")
-def test_graphs_are_counted_over_batch_sizes() -> None:
-    layer = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    contender = CONTENDERS["cutfuse"]
-
-    def inputs_of(batch: int) -> Inputs:
-        return Inputs((torch.ones(batch, 4),))
-
-    with torch.no_grad():
-        assert model_run.graphs_of(contender, layer, inputs_of) == 2  # of one size, and of any
-        torch._dynamo.mark_static(layer[0].weight)
-
-        class BySize(nn.Module):
-            def forward(self, x: Tensor) -> Tensor:
-                return x * len([0] * x.shape[0])
-
-        assert model_run.graphs_of(contender, BySize(), inputs_of) == 5
-        assert model_run.cold_seconds(contender, layer, inputs_of(2), timing.HostClock()) > 0
-
-
-def test_modes_with_cuda_graphs_are_for_gpus() -> None:
-    assert model_suite.SUITE.chosen(True, False) == tuple(CONTENDERS)
-    assert model_suite.SUITE.chosen(False, False) == ("eager", "compile", "cutfuse")
-    assert (CUTFUSE.backend, CUTFUSE.mode) == ("cutfuse", None)
-    graphs = CONTENDERS["cutfuse-graphs"]
-    assert (graphs.backend, graphs.mode) == ("cutfuse", "reduce-overhead")
-
-
 def test_cuda_graphs_are_timed_where_a_limit_is_about_them() -> None:
     session = session_of(*CONTENDERS)
     for case in all_cases(is_small=True):

@@ -69,16 +69,3 @@ def test_a_model_of_bf16_has_results_of_bf16_and_the_same_inputs_each_time(model
             found.append(inputs.call(module))
     assert torch.equal(*found)
     assert found[0].dtype == torch.bfloat16 or found[0].dim() == 0  # transformers computes some losses in fp32
-
-
-@pytest.mark.parametrize(("model", "kind"), [pair for pair in PASSES if "one token" in pair.id])
-def test_the_cache_of_one_token_is_rewound(model: Model, kind: str) -> None:
-    module = model.build(True, torch.float32, CPU, seed=0)
-    inputs = model.inputs_on(module, 1, torch.float32, kind, CPU, seed=1)
-    results = []
-    with torch.no_grad():
-        for _ in range(3):
-            inputs.rewind(inputs)
-            results.append(inputs.call(module))
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
