@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
-from emulated_device import emulated_device, paused
+from emulated_device import direct_calls, emulated_device
 from emulated_launches import EmulatedLaunches
 from generators import EPILOGUES, LAYOUTS, REDUCTIONS, eager_linear, eager_reduce, operands_for
 from torch import Tensor
@@ -25,7 +25,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedLaunches]:
     """The CUDA implementations on CPU memory, behind the operators that `cutfuse.layer.autograd` calls."""
     for name in ("linear", "pointwise", "reduce", "pointwise_backward"):
         monkeypatch.setattr(schema, name, getattr(cuda, name))
-    with emulated_device() as found, paused():  # so that each call is planned
+    with emulated_device() as found:
         monkeypatch.setattr(planner, "device_facts", lambda device: NOT_CUDA)  # every product is PyTorch's
         yield found
 
@@ -39,13 +39,17 @@ def text_of(function: Callable[..., Tensor], count: int = 0) -> str:
 
 
 def check(actual: Callable[..., Tensor], expected: Callable[..., Tensor], tensors: Sequence[Tensor]) -> None:
-    """Values and gradients, with the tensors' own strides."""
+    """Values and gradients, with the tensors' own strides, of a call that is planned and of one that runs directly."""
     leaves = [t.detach().as_strided(t.shape, t.stride()).requires_grad_() for t in tensors]
-    y, wanted = actual(*leaves), expected(*leaves)
-    torch.testing.assert_close(y, wanted)
-    for grad in (torch.randn_like(wanted), torch.ones(()).expand(wanted.shape)):  # the second one is that of a sum
-        gradients = [torch.autograd.grad(result, leaves, grad, retain_graph=True) for result in (y, wanted)]
-        torch.testing.assert_close(*gradients)
+    wanted = expected(*leaves)
+    for is_direct in (False, True):
+        before = direct_calls()
+        y = actual(*leaves)
+        torch.testing.assert_close(y, wanted)
+        for grad in (torch.randn_like(wanted), torch.ones(()).expand(wanted.shape)):  # the second one is that of a sum
+            gradients = [torch.autograd.grad(result, leaves, grad, retain_graph=True) for result in (y, wanted)]
+            torch.testing.assert_close(*gradients)
+        assert direct_calls() > before or not is_direct
 
 
 BASE = torch.randn(3, 4, 5, 6, generator=torch.Generator().manual_seed(0))
