@@ -192,6 +192,23 @@ def test_column_sums_behind_a_reduction(launches: EmulatedLaunches, reduction: s
     torch.testing.assert_close(cuda.pointwise_backward(*given), cpu.pointwise_backward(*given))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_derivatives_with_column_sums(launches: EmulatedLaunches, layout: str) -> None:
+    grad, x, r = (make(torch.randn(6, 8)) for make in (LAYOUTS[layout], LAYOUTS[layout], lambda t: t[0]))
+    given = grad, x, [r], text_of(lambda z, r: torch.tanh(z) * r, 1), "none", None, [0, 1], True
+    for _ in range(2):
+        torch.testing.assert_close(cuda.pointwise_backward(*given), cpu.pointwise_backward(*given))
+
+
+def test_tensors_without_elements(launches: EmulatedLaunches) -> None:
+    x, program = torch.empty(0, 8), text_of(torch.sigmoid)
+    assert cuda.pointwise(x, [], program, torch.float32).shape == (0, 8)
+    assert torch.equal(cuda.reduce(x, [], program, "sum", (0,), torch.float32), torch.zeros(8))
+    gradient, sums = cuda.pointwise_backward(x, x, [], program, "none", None, [0], True)
+    assert gradient.shape == (0, 8)
+    assert torch.equal(sums, torch.zeros(8))
+
+
 def test_reductions_of_a_full_set_of_operands(launches: EmulatedLaunches) -> None:
     """No operand is left for the reduction's result, which the gradient needs."""
     epilogue, count = EPILOGUES["four_operands"]
