@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
-from emulated_device import emulated_device, paused
+from emulated_device import direct_calls, emulated_device
 from emulated_launches import EmulatedLaunches
 from generators import EPILOGUES, LAYOUTS, REDUCTIONS, eager_linear, eager_reduce, operands_for
 from torch import Tensor
@@ -25,7 +25,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedLaunches]:
     """The CUDA implementations on CPU memory, behind the operators that `cutfuse.layer.autograd` calls."""
     for name in ("linear", "pointwise", "reduce", "pointwise_backward"):
         monkeypatch.setattr(schema, name, getattr(cuda, name))
-    with emulated_device() as found, paused():  # so that each call is planned
+    with emulated_device() as found:
         monkeypatch.setattr(planner, "device_facts", lambda device: NOT_CUDA)  # every product is PyTorch's
         yield found
 
@@ -39,13 +39,17 @@ def text_of(function: Callable[..., Tensor], count: int = 0) -> str:
 
 
 def check(actual: Callable[..., Tensor], expected: Callable[..., Tensor], tensors: Sequence[Tensor]) -> None:
-    """Values and gradients, with the tensors' own strides."""
+    """Values and gradients, with the tensors' own strides, of a call that is planned and of one that runs directly."""
     leaves = [t.detach().as_strided(t.shape, t.stride()).requires_grad_() for t in tensors]
-    y, wanted = actual(*leaves), expected(*leaves)
-    torch.testing.assert_close(y, wanted)
-    for grad in (torch.randn_like(wanted), torch.ones(()).expand(wanted.shape)):  # the second one is that of a sum
-        gradients = [torch.autograd.grad(result, leaves, grad, retain_graph=True) for result in (y, wanted)]
-        torch.testing.assert_close(*gradients)
+    wanted = expected(*leaves)
+    for is_direct in (False, True):
+        before = direct_calls()
+        y = actual(*leaves)
+        torch.testing.assert_close(y, wanted)
+        for grad in (torch.randn_like(wanted), torch.ones(()).expand(wanted.shape)):  # the second one is that of a sum
+            gradients = [torch.autograd.grad(result, leaves, grad, retain_graph=True) for result in (y, wanted)]
+            torch.testing.assert_close(*gradients)
+        assert direct_calls() > before or not is_direct
 
 
 BASE = torch.randn(3, 4, 5, 6, generator=torch.Generator().manual_seed(0))
@@ -186,6 +190,23 @@ def test_column_sums_behind_a_reduction(launches: EmulatedLaunches, reduction: s
     result = cuda.reduce(x, [], program, reduction, dims, torch.float32).reshape(shape)
     given = torch.randn(result.shape), x, [], program, reduction, result, [0], True
     torch.testing.assert_close(cuda.pointwise_backward(*given), cpu.pointwise_backward(*given))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_derivatives_with_column_sums(launches: EmulatedLaunches, layout: str) -> None:
+    grad, x, r = (make(torch.randn(6, 8)) for make in (LAYOUTS[layout], LAYOUTS[layout], lambda t: t[0]))
+    given = grad, x, [r], text_of(lambda z, r: torch.tanh(z) * r, 1), "none", None, [0, 1], True
+    for _ in range(2):
+        torch.testing.assert_close(cuda.pointwise_backward(*given), cpu.pointwise_backward(*given))
+
+
+def test_tensors_without_elements(launches: EmulatedLaunches) -> None:
+    x, program = torch.empty(0, 8), text_of(torch.sigmoid)
+    assert cuda.pointwise(x, [], program, torch.float32).shape == (0, 8)
+    assert torch.equal(cuda.reduce(x, [], program, "sum", (0,), torch.float32), torch.zeros(8))
+    gradient, sums = cuda.pointwise_backward(x, x, [], program, "none", None, [0], True)
+    assert gradient.shape == (0, 8)
+    assert torch.equal(sums, torch.zeros(8))
 
 
 def test_reductions_of_a_full_set_of_operands(launches: EmulatedLaunches) -> None:

@@ -55,73 +55,21 @@ def linear(m: int, n: int, k: int, dtype: torch.dtype = BF16, reduction: str = "
 
 Call = Callable[[], Any]
 
-DIRECT: dict[str, Call] = {
-    "pointwise": lambda: pointwise(drawn(6, 16)),
-    "pointwise in fp32": lambda: pointwise(drawn(6, 16, dtype=FP32), out=FP32),
-    "pointwise of another type": lambda: pointwise(drawn(6, 16), out=FP32),
-    "pointwise of columns": lambda: pointwise(turned(6, 16)),
-    "pointwise of three dimensions": lambda: pointwise(drawn(2, 3, 16)[:, :2]),
-    "pointwise with a matrix": lambda: pointwise(drawn(6, 16), drawn(6, 16)),
-    "pointwise with a row": lambda: pointwise(drawn(6, 16), drawn(16, dtype=FP32)),
-    "pointwise with a column": lambda: pointwise(drawn(6, 16), drawn(6, 1)),
-    "pointwise with a scalar": lambda: pointwise(drawn(6, 16), drawn()),
-    "sum of rows": lambda: reduce(drawn(6, 16), [1]),
-    "sum of columns": lambda: reduce(drawn(6, 16), (0,)),
-    "sum of all": lambda: reduce(drawn(6, 16), [0, 1]),
-    "amax with a prologue": lambda: reduce(drawn(6, 16), [1], drawn(6, 16), reduction="amax"),
-    "backward": lambda: backward(drawn(6, 16)),
-    "backward with a column sum": lambda: backward(drawn(6, 16), sums=True),
-    "backward of columns": lambda: backward(turned(6, 16)),
-    "backward of a gradient of columns": lambda: backward(drawn(6, 16), grad=turned(6, 16)),
-    "backward of an expanded gradient": lambda: backward(drawn(6, 16), grad=drawn().expand(6, 16), sums=True),
-    "backward of both": lambda: backward(drawn(6, 16), drawn(6, 16), wanted=(0, 1), sums=True),
-    "backward of the operand": lambda: backward(drawn(6, 16), drawn(6, 16, dtype=FP32), wanted=(1,)),
-    "backward with a row": lambda: backward(drawn(6, 16), drawn(16)),
-    "backward of three dimensions": lambda: backward(drawn(2, 3, 16)),
-    "backward of a row": lambda: backward(drawn(6, 16), drawn(16), wanted=(0, 1), sums=True),
-    "backward of a row alone": lambda: backward(drawn(6, 16), drawn(1, 16), wanted=(1,)),
-    "backward of a column in fp32": lambda: backward(drawn(6, 16), drawn(6, 1, dtype=FP32), wanted=(0, 1)),
-    "backward of a scalar": lambda: backward(turned(6, 16), drawn(), wanted=(0, 1)),
-    "backward of a matrix in three dimensions": lambda: backward(drawn(2, 3, 16), drawn(3, 16), wanted=(1,)),
-    "pointwise of four dimensions that do not merge": lambda: pointwise(drawn(3, 4, 5, 6)[:2, :3, :4, :5]),
-    "a result in another order": lambda: reduce(drawn(2, 3, 4).permute(2, 0, 1), [1]),
-    "no gradient": lambda: backward(drawn(6, 16), wanted=(), sums=True),
-    "linear": lambda: linear(512, 2048, 64),
-    "linear, reduced": lambda: linear(4096, 4104, 8, reduction="amax"),
-    "linear and one more kernel": lambda: linear(16, 63, 63),
-    "linear and a reduction": lambda: linear(4, 65_537, 2, reduction="amax"),
-    "linear and a reduction that are faster": lambda: linear(256, 256, 8192, reduction="amax"),
-    "linear over planes": lambda: linear(128, 256, 512, FP32, mode="split3"),
-    "linear in slices of K": lambda: linear(16, 64, 8192, FP32, mode="split6"),
-    "linear, guarded": lambda: linear(128, 4096, 4096, FP32, mode="guarded"),
-    "linear, guarded and reduced": lambda: linear(128, 4096, 4096, FP32, "amax", "guarded"),
+# Layers, and what is launched of each.
+LAYERS: dict[str, tuple[Call, list[str]]] = {
+    "a kernel": (lambda: linear(512, 2048, 64), ["gemm"]),
+    "reduced": (lambda: linear(4096, 4104, 8, reduction="amax"), ["gemm", "finalize_partials"]),
+    "and one more kernel": (lambda: linear(16, 63, 63), ["pointwise"]),
+    "and a reduction": (lambda: linear(4, 65_537, 2, reduction="amax"), ["reduce"]),
+    "and a reduction that are faster": (lambda: linear(256, 256, 8192, reduction="amax"), ["reduce"]),
+    "over planes": (lambda: linear(128, 256, 512, FP32, mode="split3"), ["split", "gemm_convert"]),
+    "in slices of K": (lambda: linear(16, 64, 8192, FP32, mode="split6"), ["split", "split", "gemm_planes"]),
+    "guarded": (lambda: linear(128, 4096, 4096, FP32, mode="guarded"), ["split", "gemm_convert"] * 2),
+    "guarded and reduced": (
+        lambda: linear(128, 4096, 4096, FP32, "amax", "guarded"),
+        [*["split", "gemm_convert"] * 2, "finalize_partials"],
+    ),
 }
-# What is launched of layers, by whichever path.
-LAUNCHED = {
-    "linear": ["gemm"],
-    "linear, reduced": ["gemm", "finalize_partials"],
-    "linear and one more kernel": ["pointwise"],
-    "linear and a reduction": ["reduce"],
-    "linear and a reduction that are faster": ["reduce"],
-    "linear over planes": ["split", "gemm_convert"],
-    "linear in slices of K": ["split", "split", "gemm_planes"],
-    "linear, guarded": ["split", "gemm_convert"] * 2,
-    "linear, guarded and reduced": [*["split", "gemm_convert"] * 2, "finalize_partials"],
-}
-
-GENERAL: dict[str, Call] = {
-    "nothing, pointwise": lambda: pointwise(drawn(0, 16)),
-    "nothing, reduced": lambda: reduce(drawn(0, 16), [0]),
-    "nothing, backward": lambda: backward(drawn(0, 16), sums=True),
-    "nothing, linear": lambda: linear(0, 16, 16),
-    "an operand's gradient that is summed in two steps": lambda: backward(drawn(2, 3, 16), drawn(3, 1), wanted=(1,)),
-    "an operand with a dimension less": lambda: backward(drawn(1, 16), drawn(16), wanted=(1,)),
-    "a column sum of columns": lambda: backward(turned(6, 16), sums=True),
-}
-
-
-# The launches of a call that no plan expresses may be calls of their own, as many.
-STEPS = {"an operand's gradient that is summed in two steps": 2}
 
 
 def of(call: Call, seed: int) -> list[Tensor]:
@@ -137,26 +85,16 @@ def check_same(found: list[Tensor], expected: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("case", [*DIRECT, *GENERAL])
-def test_it_gives_what_the_general_path_gives(reader: str, case: str) -> None:
-    """By as many launches, and as much memory."""
-    call, launches = (DIRECT | GENERAL)[case], EmulatedLaunches()
-
-    def made() -> tuple[list[Tensor], list[str], list[int]]:
+@pytest.mark.parametrize("case", LAYERS)
+def test_a_layer_runs_directly_the_second_time(reader: str, case: str) -> None:
+    """By the same launches."""
+    call, launched = LAYERS[case]
+    with emulated_device(reader) as launches:
+        expected = of(call, 1)
+        assert launches.names == launched
         launches.launches.clear()
-        launches.allocated.clear()
-        return of(call, 1), launches.names, sorted(size for _, size, _ in launches.allocated)
-
-    with emulated_device(reader, launches, empty_strided=launches.allocate):
-        of(call, 0)
-        before = direct_calls()
-        found, *direct = made()
-        assert direct_calls() - before == STEPS.get(case, case in DIRECT)
-        with paused():
-            expected, *general = made()
-    assert direct == general
-    assert direct[0] == LAUNCHED.get(case, direct[0])
-    check_same(found, expected)
+        check_same(directly(lambda: of(call, 1)), expected)
+        assert launches.names == launched
 
 
 def with_operand(wanted: int) -> Any:

@@ -130,15 +130,6 @@ def test_forced_modes_differ_as_named() -> None:
     assert errors["split6"] < errors["ieee"]
 
 
-def test_process_mode_is_obeyed_and_pytorchs_high_is_tf32() -> None:
-    x, weight = sample("normal")
-    cutfuse.set_precision("split6")
-    assert torch.equal(cutfuse.linear(x, weight), suite.product("split6", x, weight))
-    cutfuse.set_precision(None)
-    torch.set_float32_matmul_precision("high")
-    assert 1e-5 < suite.measure(cutfuse.linear(x, weight), suite.Exact.of(x, weight)).frobenius < 1e-3
-
-
 def insert(values: dict[tuple[int, int], float]) -> Callable[[Tensor], None]:
     """Write values at (row, column)."""
 

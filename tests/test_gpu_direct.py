@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -107,32 +106,6 @@ def test_what_does_not_multiply(reader: str, data: st.DataObject) -> None:
         ),
     }
     check_direct(passes[draw(st.sampled_from(sorted(passes)))])
-
-
-def test_streams_of_threads(reader: str) -> None:
-    """Each thread's stream holds its call: a graph that is captured there replays it alone."""
-    x, weight = torch.randn(64, 256).bfloat16().cuda(), torch.randn(256, 256).bfloat16().cuda()
-    expected = cutfuse.linear(x, weight, epilogue=torch.relu)
-    cutfuse.linear(x, weight, epilogue=torch.relu)
-    torch.cuda.synchronize()
-    found: list[Tensor] = []
-
-    def work() -> None:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(50_000_000)
-            late = x + 0
-            found.append(cutfuse.linear(late, weight, epilogue=torch.relu))
-        stream.synchronize()
-
-    before = direct_calls()
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == direct_calls() - before == 4
-    assert all(torch.equal(y, expected) for y in found)
 
 
 def sample_layer(index: int, columns: int = 256) -> tuple[Tensor, Tensor]:

@@ -195,16 +195,6 @@ def test_forward_passes_of_training(dtype: torch.dtype, reduction: str | None, n
     assert weight.grad.isfinite().all()
 
 
-def test_interpreted_and_compiled_epilogues_keep_the_promise_together() -> None:
-    x, weight = randn(1000, 512, dtype=torch.bfloat16), randn(1024, 512, dtype=torch.bfloat16)
-
-    def call(part: slice) -> Tensor:
-        with cutfuse.specialization("off" if part.stop - part.start < 100 else "now"):
-            return cutfuse.linear(x[part], weight, epilogue=lambda z: torch.tanh(z) * z + 0.25, reduce="sum")
-
-    assert_rows_are_equal(call, 1000, random.Random(5))
-
-
 def test_a_graph_keeps_the_mode() -> None:
     x, weight = randn(64, 512, dtype=torch.bfloat16), randn(1024, 512, dtype=torch.bfloat16)
     with cutfuse.batch_invariant(), torch.no_grad():

@@ -15,9 +15,9 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Epilogue
-from cutfuse.layer import cuda, schema
+from cutfuse.layer import schema
 from cutfuse.layer.call_plans import joined_call
-from cutfuse.layer.planner import LinearArguments, layout_of, plan_joined, plan_linear, plan_of
+from cutfuse.layer.planner import LinearArguments, layout_of, plan_joined, plan_linear
 
 pytestmark = pytest.mark.gpu
 
@@ -62,27 +62,6 @@ def test_values(kernel: str, m: int, k: int, widths: tuple[int, ...]) -> None:
         for _ in range(2):
             y = joined_call(plan, x, weights, biases).run([x, *weights, *(b for b in biases if b is not None)], 1)
             assert error_of(y, expected_of(x, weights, biases)) < ERRORS[dtype]
-
-
-def test_the_operator_runs_directly_the_second_time() -> None:
-    x, weights, biases = inputs(300, 256, (256, 128, 128), torch.bfloat16)
-    native.core.forget_calls()
-    first = schema.joined(x, weights, biases)
-    before = native.core.direct_calls()
-    assert cuda.call_joined_operator(x, weights, biases) is not NotImplemented
-    assert native.core.direct_calls() == before + 1
-    second = schema.joined(x, weights, biases)
-    assert torch.equal(first, second)
-    assert torch.equal(first, cuda.joined(x, weights, biases))
-    assert error_of(first, expected_of(x, weights, biases)) < ERRORS[torch.bfloat16]
-
-
-@pytest.mark.parametrize("widths", [(96, 100), (128, 120, 8)], ids=str)
-def test_widths_that_no_kernel_takes(widths: tuple[int, ...]) -> None:
-    x, weights, biases = inputs(65, 256, widths, torch.float16)
-    assert plan_of(x, weights, biases) is None
-    for _ in range(2):
-        assert error_of(schema.joined(x, weights, biases), expected_of(x, weights, biases)) < ERRORS[torch.float16]
 
 
 @pytest.mark.parametrize("expanded", ["x", "weight"])

@@ -178,20 +178,6 @@ def test_compiled_training_is_the_compilers() -> None:
     assert not any("torch.ops.cutfuse" in code for code in codes)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
-def test_autocast_gives_eagers_type(dtype: torch.dtype, reduction: str | None) -> None:
-    x, w, b, _ = make_inputs(dtype=torch.float32)
-    with torch.autocast("cuda", dtype):
-        eager = torch.relu(torch.nn.functional.linear(x, w, b))
-        eager = eager if reduction is None else getattr(torch, reduction)(eager, dim=-1)
-        actual = cutfuse.linear(x, w, b, epilogue=torch.relu, reduce=reduction)
-        total = cutfuse.sum(x.to(dtype), 1)
-        assert total.dtype == x.to(dtype).sum(1).dtype
-    assert actual.dtype == eager.dtype
-    torch.testing.assert_close(actual.float(), eager.float(), rtol=3e-2, atol=3e-2)
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit")  # PyTorch's own, while it imports Inductor
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize(

@@ -57,16 +57,6 @@ def assert_same_gradients(
     torch.testing.assert_close(found, right, **tolerances)
 
 
-@pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
-@pytest.mark.parametrize("name", EPILOGUES)
-def test_gradients_of_linear(name: str, reduction: str | None, path: str) -> None:
-    epilogue, count = EPILOGUES[name]
-    inputs = leaves(*make_inputs(torch.float64, count))
-    x, weight, bias, *operands = inputs
-    actual = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduction)
-    assert_same_gradients(actual, eager_linear(x, weight, bias, epilogue, operands, reduction), inputs)
-
-
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
 def test_error_of_gradients_is_at_most_eager_pytorchs(reduction: str | None, dtype: torch.dtype, path: str) -> None:

@@ -141,16 +141,6 @@ def test_expanded_inputs(way: Way) -> None:
     assert_linear(actual, x, weight, bias, epilogue, [residual], slack=slack_for(way.dtype))
 
 
-@pytest.mark.parametrize("leading", [(), (3,), (2, 3, 5), (1, 1)], ids=str)
-def test_leading_dimensions(leading: tuple[int, ...], way: Way) -> None:
-    _, weight, bias = make_inputs(1, 136, 64, way.dtype, way.device)
-    x, column = (torch.randn(*leading, size, dtype=way.dtype, device=way.device) for size in (64, 1))
-    epilogue = EPILOGUES["two_operands"][0]
-    for reduction in (None, "amax"):
-        actual = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=(column, bias), reduce=reduction)
-        assert_linear(actual, x, weight, bias, epilogue, (column, bias), reduction, slack_for(way.dtype))
-
-
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(0, 64, 64), (64, 0, 64), (64, 64, 0), (0, 0, 0)])
 @pytest.mark.parametrize("reduction", [None, "sum", "mean", "logsumexp"])
 def test_empty_dimensions(rows: int, columns: int, depth: int, reduction: str | None, way: Way) -> None:
@@ -215,40 +205,6 @@ def test_prebuilt_epilogue_with_numbers(path: str) -> None:
     epilogue = cutfuse.Epilogue(lambda z, s, r: torch.relu(z) * s + r)
     actual = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=(0.5, residual))
     torch.testing.assert_close(actual, torch.relu(F.linear(x, weight, bias)) * 0.5 + residual)
-
-
-def test_operands_of_every_type(way: Way) -> None:
-    rows, columns, depth = ALIGNED[way.device]
-    x, weight, bias = make_inputs(rows, columns, depth, way.dtype, way.device)
-    mask = torch.rand(rows, columns, device=way.device) > 0.5
-    others = [torch.randn(columns, dtype=other, device=way.device) for other in FLOATS]
-
-    def epilogue(z: Tensor, m: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        return torch.where(m, z * a, b) + c
-
-    actual = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=(mask, *others))
-    assert actual.dtype == torch.float32
-    assert_linear(actual, x, weight, bias, epilogue, (mask, *others), slack=slack_for(way.dtype))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "other", "expected"),
-    [
-        (torch.bfloat16, torch.randn(5), torch.float32),
-        (torch.bfloat16, torch.randn(()), torch.bfloat16),
-        (torch.bfloat16, torch.randn(5, dtype=torch.float16), torch.float32),
-        (torch.float32, torch.randn(5, dtype=torch.float64), torch.float64),
-        (torch.float32, torch.randn((), dtype=torch.float64), torch.float32),
-        (torch.float16, torch.ones(5, dtype=torch.bool), torch.float16),
-        (torch.bfloat16, torch.arange(5), torch.bfloat16),
-    ],
-)
-def test_result_type_is_pytorchs_promotion(dtype, other, expected, path: str) -> None:
-    x, weight, bias = make_inputs(6, 5, 7, dtype)
-    actual = cutfuse.linear(x, weight, bias, epilogue=lambda z, r: z * z + r, operands=(other,))
-    z = F.linear(x, weight, bias)
-    assert actual.dtype == expected == (z + other).dtype
-    torch.testing.assert_close(actual, (z.double() * z.double() + other).to(expected), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("out_dtype", [torch.float32, torch.float16, torch.float64], ids=str)
