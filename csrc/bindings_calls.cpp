@@ -242,21 +242,21 @@ void connect(std::optional<py::typing::Dict<py::str, py::object>> const& functio
   if (functions && !call::torch_state().connect(functions->ptr())) throw py::error_already_set();
 }
 
-using GivenArguments = py::typing::Tuple<py::object, py::ellipsis>;
+using Objects = py::typing::Tuple<py::object, py::ellipsis>;
 
-std::optional<CallKey> read_key(Function function, GivenArguments const& arguments, uint64_t callable) {
+std::optional<CallKey> read_key(Function function, Objects const& arguments, uint64_t callable) {
   CallKey key;
   if (!call::read_key(function, arguments.ptr(), callable, key)) return std::nullopt;
   return key;
 }
 
-bool remember(Function function, GivenArguments const& arguments, uint64_t callable, CallKey const& before,
+bool remember(Function function, Objects const& arguments, uint64_t callable, CallKey const& before,
               CallPlan const& plan) {
   return call::remember_call(function, arguments.ptr(), callable, before, plan);
 }
 
-void raise_unless(bool learnt) {
-  if (!learnt) {
+void raise_unless(bool is_done) {
+  if (!is_done) {
     throw py::error_already_set();
   }
 }
@@ -398,11 +398,11 @@ void bind_callables(py::module_& module) {
   module.def("new_callable_number", &call::new_number, "A number that no callable has had.");
   module.def(
       "learn_fact",
-      [](py::str const& name, py::tuple const& facts) { raise_unless(call::learn_fact(name.ptr(), facts.ptr())); },
+      [](py::str const& name, Objects const& facts) { raise_unless(call::learn_fact(name.ptr(), facts.ptr())); },
       py::arg("name"), py::arg("facts"), "Takes what the walk through a callable has to know.");
   module.def(
       "learn_language",
-      [](py::dict const& known, py::object const& hooks, py::tuple const& types) {
+      [](py::typing::Dict<py::object, py::object> const& known, py::object const& hooks, Objects const& types) {
         raise_unless(call::learn_language(known.ptr(), hooks.ptr(), types.ptr()));
       },
       py::arg("known"), py::arg("hooks"), py::arg("types"), "Tells what the walk through callables looks for.");

@@ -178,7 +178,9 @@ def stands_in_for(device: torch.device) -> bool:
 
 def address_of(tensor: Tensor) -> int:
     """A tensor's address; on a card that is predicted for the offset in its storage, which PyTorch aligns there."""
-    return int(tensor.storage_offset()) * tensor.element_size() if stands_in_for(tensor.device) else tensor.data_ptr()
+    if _predicted.get() is None or tensor.is_cuda:
+        return tensor.data_ptr()
+    return int(tensor.storage_offset()) * tensor.element_size()
 
 
 def check_devices(function: str, device: str | None, devices: Iterable[torch.device]) -> None:

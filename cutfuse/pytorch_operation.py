@@ -38,11 +38,11 @@ def find_pytorch_operation(
         return None
     if not _gives_rows(operation, given_x.dim(), given_operands):
         return None
-    reason = _why(arguments, operation, _may_train_directly(arguments, given_x, given_operands))
+    reason = _why(arguments, operation, given_x, given_operands)
     return (operation, reason) if reason else None
 
 
-def _why(arguments: LinearArguments, operation: Operation, may_train_directly: bool) -> str:
+def _why(arguments: LinearArguments, operation: Operation, given_x: Tensor, given_operands: Sequence[Tensor]) -> str:
     """Why PyTorch computes the operation; empty if a kernel of cutfuse does.
 
     In training, our kernel also sums the bias's gradient. Where kernels of ours do not compute the products too,
@@ -51,24 +51,21 @@ def _why(arguments: LinearArguments, operation: Operation, may_train_directly: b
     """
     x, weight, bias, operands, *_ = arguments
     (m, k), n = x.shape, weight.shape[0]
-    has_sizes = all(isinstance(size, int) for size in (m, n, k))  # not while torch.compile traces symbolic sizes
+    has_sizes = all([isinstance(size, int) for size in (m, n, k)])  # not while torch.compile traces symbolic sizes
     is_fp32 = x.dtype == torch.float32
     if not needs_gradient(x, weight, bias, *operands):
         return BEHIND_CUBLAS if has_sizes and not is_fp32 and not plan_call(arguments).is_fused else ""
     if not (operation.hands_gradient_on or waits_for_host(m, weight)):
         return ""
     keeps_no_more = operation.keeps_values or is_sum(arguments.program.text)
+    # On the general path Python costs more than our kernels gain.
+    shape = (*given_x.shape[:-1], n)
+    may_train_directly = not adds_bias_apart(given_x, bias) and all(
+        [operand.shape == shape for operand in given_operands if operand.requires_grad]
+    )
     if may_train_directly and keeps_no_more and takes_few_launches(arguments):
         return ""
     return TRAINED if not is_fp32 or (has_sizes and multiplies_at_once(arguments)) else ""
-
-
-def _may_train_directly(arguments: LinearArguments, given_x: Tensor, given_operands: Sequence[Tensor]) -> bool:
-    """Whether the direct path trains the layer of such tensors: on the general path Python costs more than it gains."""
-    if adds_bias_apart(given_x, arguments.bias):
-        return False
-    shape = (*given_x.shape[:-1], arguments.weight.shape[0])
-    return all(operand.shape == shape for operand in given_operands if operand.requires_grad)
 
 
 def _gives_rows(operation: Operation, dimensions: int, operands: Sequence[Tensor]) -> bool:

@@ -17,8 +17,9 @@
 namespace cutfuse::call {
 namespace {
 
-// Of each of the tables. With this and the limits of a key and of code, full ones stay below 100 MB at the very worst.
-constexpr size_t kLimit = 1024;
+// With these and the limits of a key and of code, full tables stay below 100 MB at the very worst.
+constexpr size_t kKeysLimit = 4096;
+constexpr size_t kFactsLimit = 1024;
 constexpr uint64_t kIdentity = 1;
 
 // With a GIL that is the lock: nothing below gives it up. PyMutex lets others stop the world while a thread waits for
@@ -95,13 +96,13 @@ uint64_t find(Tokens const& tokens) {
 
 // When the table is full the older half goes, to `dropped`.
 uint64_t add(Tokens const& tokens, std::vector<Entry>& dropped) {
-  if (keys.size() >= kLimit) {
+  if (keys.size() >= kKeysLimit) {
     std::fill(std::begin(recent), std::end(recent), Recent());
     std::vector<uint64_t> known;
     for (auto const& item : keys) {
       known.push_back(item.second.number);
     }
-    auto const middle = known.begin() + kLimit / 2;
+    auto const middle = known.begin() + kKeysLimit / 2;
     std::nth_element(known.begin(), middle, known.end());
     for (auto item = keys.begin(); item != keys.end();) {
       if (item->second.number < *middle) {
@@ -168,7 +169,7 @@ bool learn_code(PyObject* given) {
   if (walks != 0 || version != facts.module_version) {
     return true;
   }
-  if (facts.codes.size() >= kLimit) {
+  if (facts.codes.size() >= kFactsLimit) {
     std::swap(facts.codes, former);
   }
   facts.codes.emplace(code, std::move(found));
@@ -186,7 +187,7 @@ bool learn_class(PyObject* given) {
   if (walks != 0) {
     return true;
   }
-  if (facts.classes.size() >= kLimit) {
+  if (facts.classes.size() >= kFactsLimit) {
     std::swap(facts.classes, former);
   }
   facts.classes.emplace(version, std::move(found));
@@ -205,9 +206,13 @@ bool learn_attribute(PyObject* given) {
   bool const is_in_class = PyTuple_GET_SIZE(of_class) != 0;
   AttributeFacts found{PyRef::share(name), has_key != 0, may_be_in_object != 0, may_be_child != 0,
                        is_in_class ? PyRef::share(PyTuple_GET_ITEM(of_class, 0)) : PyRef()};
+  std::unordered_map<PyObject*, AttributeFacts> former;
   Lock const lock;
   auto const item = facts.classes.find(version);
-  if (walks == 0 && item != facts.classes.end() && item->second.attributes.size() < kLimit) {
+  if (walks == 0 && item != facts.classes.end()) {
+    if (item->second.attributes.size() >= kFactsLimit) {
+      std::swap(item->second.attributes, former);
+    }
     item->second.attributes.emplace(name, std::move(found));
   }
   return true;
@@ -264,6 +269,10 @@ uint64_t new_number() {
 }
 
 bool learn_fact(PyObject* name, PyObject* given) {
+  if (language.known == nullptr) {
+    PyErr_SetString(PyExc_RuntimeError, "the language is to be told first");
+    return false;
+  }
   bool (*const learners[])(PyObject*) = {&learn_code, &learn_class, &learn_attribute, &learn_base};
   char const* const names[] = {"code", "class", "attribute", "base"};
   for (size_t k = 0; k < 4; ++k) {

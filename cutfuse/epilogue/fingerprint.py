@@ -54,7 +54,7 @@ from cutfuse.epilogue.trace import Epilogue
 _PURE_TYPES = (bool, float, int, range, tuple, torch.finfo, torch.iinfo)
 _PURE_FUNCTIONS = (abs, divmod, isinstance, len, max, min, pow, round, sum)
 _CONTAINERS = {dict, OrderedDict, set}
-_FACTS_LIMIT = 4096  # of one callable
+_FACTS_LIMIT = 1024  # of one callable
 
 
 def fingerprint(value: object) -> int | None:

@@ -120,18 +120,13 @@ def resolve(
     key = fingerprint(epilogue)
     if key is None:
         return _trace(epilogue, numbers, types)
-    found = find_traced(key, numbers, types)
+    found = _epilogues.get(_complete(key, numbers, types))
     return _trace_once(epilogue, numbers, types) if found is None else found
 
 
-def find_traced(key: int, numbers: Numbers, types: ValueTypes) -> Epilogue | None:
-    """What the cache holds for a callable with that key."""
-    return _epilogues.get(_complete(key, numbers, types, torch.get_default_dtype()))
-
-
-def _complete(key: int, numbers: Numbers, types: ValueTypes, default_dtype: torch.dtype) -> Hashable:
+def _complete(key: int, numbers: Numbers, types: ValueTypes, default_dtype: torch.dtype | None = None) -> Hashable:
     """All that a trace depends on: a mask times a number is of the default dtype."""
-    return key, fingerprint(numbers) if numbers else (), types, default_dtype
+    return key, fingerprint(numbers) if numbers else (), types, default_dtype or torch.get_default_dtype()
 
 
 def _resolve_prebuilt(epilogue: Epilogue, operand_count: int, types: ValueTypes | None, numbers: Numbers) -> Epilogue:
@@ -220,5 +215,5 @@ def recognised(
         return None
     if isinstance(epilogue, Epilogue):  # never changes
         return number, resolve(epilogue, len(types) - 1, types, numbers)
-    found = find_traced(number, numbers, types)
+    found = _epilogues.get(_complete(number, numbers, types))
     return None if found is None else (number, found)

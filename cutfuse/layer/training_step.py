@@ -160,7 +160,7 @@ def waits_for_host(rows: int, weight: Tensor) -> bool:
     False for sizes that are symbols and for types and devices without kernels.
     """
     n, k = weight.shape
-    if weight.dtype not in dtype_codes() or not all(isinstance(size, int) for size in (rows, n, k)):
+    if weight.dtype not in dtype_codes() or not all([isinstance(size, int) for size in (rows, n, k)]):
         return False
     facts, dtype = device_facts(weight.device), weight.dtype
     return facts != NOT_CUDA and _waits(rows, n, k, dtype, facts[2], dtype == torch.float32 and allows_tf32())
