@@ -9,7 +9,7 @@ from functools import partial
 from bench import chain_suite, model_suite, reference
 from bench.chain_suite import LARGE_GFLOP, LINEAR, SIXTEEN_BITS
 from bench.goals import MISSED, lines_of
-from bench.model_contenders import CUTFUSE, CUTFUSE_GRAPHS, FASTER, FASTER_GRAPHS, Contender
+from bench.model_run import CUTFUSE, CUTFUSE_GRAPHS, FASTER, FASTER_GRAPHS, Contender
 from bench.model_suite import PASSES
 from bench.results import committed, committed_suites
 from bench.suite import Figures

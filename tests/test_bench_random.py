@@ -8,7 +8,7 @@ import pytest
 from bench_runs import measured
 
 from bench.__main__ import main
-from bench.host_calls import Group
+from bench.host_suite import Group
 from bench.random_suite import CHAINS, LIMITS, TRAINING, Layer, random_cases
 from bench.suite import Case
 
