@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.suites import SUITES
+from bench import SUITES
 
 # Relative, as they are printed: what a run writes, which git ignores, and the summaries that are committed.
 RAW, SUMMARIES = (Path(os.path.relpath(Path(__file__).parent / name)) for name in ("raw", "results"))
@@ -59,8 +59,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line's arguments. Nothing here imports torch, so that help is there at once."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Benchmarks of cutfuse against PyTorch.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for suite, about in SUITES.items():
-        add_suite(commands.add_parser(suite, help=f"run the suite: {about.help}"))
+    for suite, (_, about) in SUITES.items():
+        add_suite(commands.add_parser(suite, help=f"run the suite: {about}"))
     report = commands.add_parser("report", help="the tables of results, and their plots")
     report.add_argument("results", help="a results file, or a suite, for its committed results")
     report.add_argument("--markdown", action="store_true", help="print Markdown, and draw nothing")

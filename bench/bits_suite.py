@@ -9,22 +9,19 @@ from functools import partial
 from itertools import product
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from bench.chain_workloads import operands_of
-from bench.chains import FULL, Chain, Operand
+from bench.chains import FULL, Chain, Operand, operands_of
 from bench.goals import MEAN, WORST, Value, cases_with, figure_of, over, value_of
-from bench.host_calls import layer_tensors
-from bench.launches import Checked, interleaved
+from bench.launches import check_all, interleaved
 from bench.random_suite import FORWARD, SIZES, SMALL_SIZES, Layer, drawn_layers
 from bench.random_suite import ROWS as DRAWN_ROWS
 from bench.random_suite import SMALL_ROWS as FEW_ROWS
 from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
-from bench.tables import Table, case_table, of, ratio_of, times_of
+from bench.tables import Table, of, ratio_of, table_of, times_of
 from bench.timing import Launch
-from bench.workloads import PRECISIONS, Shape, dimensions
+from bench.workloads import PRECISIONS, Shape, dimensions, layer_tensors
 
 DEFAULT, INVARIANT, ROUNDED, PYTORCH = CONTENDERS = ("default", "batch-invariant", "eager rounding", "PyTorch")
 ALIKE, ROUNDING = "linear", "rounding"  # groups
@@ -46,19 +43,6 @@ CHAINS = (
 )
 
 
-def layer_of(chain: Chain, shape: Shape, precision: str, device: torch.device) -> Callable[[slice], Tensor]:
-    """A layer with the chain behind it, of some rows of its x."""
-    x, weight, bias = layer_tensors(shape, precision, device)
-    operands = operands_of(chain, *shape[:2], precision, device)
-    epilogue = chain.function if chain.ops else None
-
-    def call(rows: slice) -> Tensor:
-        own = [operand[rows] for operand in operands]
-        return cutfuse.linear(x[rows], weight, bias, epilogue=epilogue, operands=own, reduce=chain.reduce)
-
-    return call
-
-
 def equal_share(call: Callable[[slice], Tensor], rows: int) -> float:
     """Of some rows of a batch and of its halves, the share that has the same bits in a batch of its own."""
     whole = call(slice(0, rows))
@@ -70,8 +54,13 @@ def equal_share(call: Callable[[slice], Tensor], rows: int) -> float:
 
 def prepare(chain: Chain, shape: Shape, precision: str, session: Session) -> Turn:
     """The share of equal rows in each mode, and what takes the times."""
-    call = layer_of(chain, shape, precision, session.device)
-    checked: Checked[Launch] = Checked(session)
+    x, weight, bias = layer_tensors(shape, precision, session.device)
+    operands = operands_of(chain, *shape[:2], precision, session.device)
+    epilogue = chain.function if chain.ops else None
+
+    def call(rows: slice) -> Tensor:
+        own = [operand[rows] for operand in operands]
+        return cutfuse.linear(x[rows], weight, bias, epilogue=epilogue, operands=own, reduce=chain.reduce)
 
     def check(name: str, entry: Figures) -> Launch:
         def launch() -> Tensor:
@@ -82,29 +71,16 @@ def prepare(chain: Chain, shape: Shape, precision: str, session: Session) -> Tur
             entry["equal"] = equal_share(call, shape[0])
         return launch
 
-    for name in session.contenders:
-        if name in (DEFAULT, INVARIANT):
-            checked.add(name, partial(check, name))
-    return partial(interleaved, checked)
+    names = [name for name in session.contenders if name in (DEFAULT, INVARIANT)]
+    return partial(interleaved, check_all(session, names, check))
 
 
 def prepare_drawn(layer: Layer, precision: str, session: Session) -> Turn:
     """Whether a layer has the bits of PyTorch's own operations and a kernel computes it, and what takes the times."""
-    tensors, chain = layer.tensors(precision, session.device), layer.chain.function
-    checked: Checked[Launch] = Checked(session)
-
-    def pytorch(x: Tensor, weight: Tensor, bias: Tensor | None, operands: tuple[Tensor, ...]) -> Tensor:
-        return chain(F.linear(x, weight, bias), *operands)
-
-    def fused(x: Tensor, weight: Tensor, bias: Tensor | None, operands: tuple[Tensor, ...]) -> Tensor:
-        return cutfuse.linear(x, weight, bias, epilogue=chain, operands=operands)
-
-    def is_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, operands: tuple[Tensor, ...]) -> Tensor:
-        found = cutfuse.explain(cutfuse.linear, x, weight, bias, epilogue=chain, operands=operands)
-        return torch.tensor(float(found.path != "composed"))
+    tensors = layer.tensors(precision, session.device)
 
     def check(name: str, entry: Figures) -> Launch:
-        call = layer.function(pytorch if name == PYTORCH else fused)
+        call = layer.eager if name == PYTORCH else layer.fused
 
         def launch() -> Tensor:
             with cutfuse.rounding("eager" if name == ROUNDED else "once"):
@@ -113,15 +89,16 @@ def prepare_drawn(layer: Layer, precision: str, session: Session) -> Turn:
         with cutfuse.specialization("now"):
             y = launch()
         if name == ROUNDED:
-            entry["equal"] = float(torch.equal(y, layer.function(pytorch)(*tensors)))
+            entry["equal"] = float(torch.equal(y, layer.eager(*tensors)))
+            x, weight, bias, operands = layer.given(*tensors)
             with cutfuse.rounding("eager"):
-                entry["kernel"] = layer.function(is_kernel)(*tensors).item()
+                epilogue = layer.chain.function
+                found = cutfuse.explain(cutfuse.linear, x, weight, bias, epilogue=epilogue, operands=operands)
+            entry["kernel"] = float(found.path != "composed")
         return launch
 
-    for name in session.contenders:
-        if name != INVARIANT:
-            checked.add(name, partial(check, name))
-    return partial(interleaved, checked, DRAWN_EFFORT)
+    names = [name for name in session.contenders if name != INVARIANT]
+    return partial(interleaved, check_all(session, names, check), DRAWN_EFFORT)
 
 
 def bits_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
@@ -163,22 +140,6 @@ def goals() -> Iterator[Goal]:
             yield Goal("eager rounding, by a kernel", rival, drawn, by_kernel(value), None, measure)
 
 
-def cases_table(results: Results) -> Table:
-    """Every case with the times, and what is equal."""
-    columns = {
-        "layer": "variant",
-        "shape": "shape",
-        "precision": "precision",
-        "ratio": ratio_of(lambda case: over_default(case) or rounded_over_default(case)),
-        "over PyTorch": ratio_of(rounded_over_pytorch),
-        **times_of({name: name for name in CONTENDERS}),
-        **{f"{name}: equal rows": of(name, "equal", "{:.2f}".format) for name in (DEFAULT, INVARIANT)},
-        "PyTorch's bits": of(ROUNDED, "equal", "{:.0f}".format),
-        "kernel": of(ROUNDED, "kernel", "{:.0f}".format),
-    }
-    return case_table("Every case", results["cases"], columns)
-
-
 def shares_table(results: Results) -> Table:
     """Of the layers that were drawn, the shares with PyTorch's bits and that a kernel computes."""
     shares = {}
@@ -189,12 +150,20 @@ def shares_table(results: Results) -> Table:
     return Table("Layers with eager rounding", shares)
 
 
+COLUMNS = {
+    "ratio": ratio_of(lambda case: over_default(case) or rounded_over_default(case)),
+    "over PyTorch": ratio_of(rounded_over_pytorch),
+    **times_of({name: name for name in CONTENDERS}),
+    **{f"{name}: equal rows": of(name, "equal", "{:.2f}".format) for name in (DEFAULT, INVARIANT)},
+    "PyTorch's bits": of(ROUNDED, "equal", "{:.0f}".format),
+    "kernel": of(ROUNDED, "kernel", "{:.0f}".format),
+}
 SUITE = Suite(
     name="bits",
-    cases=lambda *kind: list(bits_cases(*kind)),
+    cases=bits_cases,
     goals=tuple(goals()),
     contenders=CONTENDERS,
-    tables=lambda results: [shares_table(results), cases_table(results)],
+    tables=(shares_table, table_of("Every case", COLUMNS)),
     about=(
         f"Equal rows: of up to {MOST_ALONE} single rows and the halves of a batch, the share with the same bits in a "
         "batch of its own.",

@@ -21,13 +21,11 @@ from typing import Any
 import torch
 
 import cutfuse
-from bench import specialized
-from bench.chain_workloads import operands_of
-from bench.chains import DRAWS, HAND_WRITTEN, Chain, drawn_chain
-from bench.host_calls import product_tensors
+from bench.chains import DRAWS, HAND_WRITTEN, Chain, drawn_chain, operands_of
+from bench.contenders import LONGEST_WAIT_S, in_mode
 from bench.suite import Figures, Session, Turn
 from bench.timing import wait_for
-from bench.workloads import Shape
+from bench.workloads import Shape, product_tensors
 
 SHAPE = (4096, 4096, 4096)
 COLD, SECOND = "cold", "second process"
@@ -59,16 +57,16 @@ def measure(count: int, shape: Shape, device: torch.device) -> dict[str, Any]:
     def call(chain: Chain) -> None:
         cutfuse.linear(x, weight, epilogue=chain.function, operands=operands[chain.name], reduce=chain.reduce)
 
-    specialized.in_mode(specialized.INTERPRETED, call)(first)
+    in_mode("off", call)(first)
     wait()
-    mode = specialized.SPECIALIZED if count == 1 else specialized.BACKGROUND
+    mode = "now" if count == 1 else "background"
     began = time.perf_counter()
     for chain in chains:
-        specialized.in_mode(mode, call)(chain)
-    ready = 0 if count == 1 else specialized.wait()
+        in_mode(mode, call)(chain)
+    ready = 0 if count == 1 else cutfuse.wait(LONGEST_WAIT_S)
     wait()
     seconds = time.perf_counter() - began
-    return {"wait_s": seconds, "kernels": ready or specialized.wait()}
+    return {"wait_s": seconds, "kernels": ready or cutfuse.wait(LONGEST_WAIT_S)}
 
 
 def command(count: int) -> list[str]:
@@ -83,7 +81,9 @@ def run_process(arguments: Sequence[str], folder: Path) -> dict[str, Any]:
     """
     # In this process's order: the installed cutfuse before the sources.
     paths = os.pathsep.join(str(Path(entry or ".").resolve()) for entry in sys.path)
-    environment = {**os.environ, **specialized.cache_environment(folder), "PYTHONPATH": paths}
+    # The driver's compiled kernels, and cutfuse's own.
+    caches = {"CUDA_CACHE_PATH": str(folder / "driver"), "XDG_CACHE_HOME": str(folder / "user")}
+    environment = {**os.environ, **caches, "PYTHONPATH": paths}
     done = subprocess.run(
         arguments, capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S, cwd=folder, env=environment, check=False
     )

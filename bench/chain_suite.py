@@ -10,11 +10,9 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch import nn
 
-from bench import chain_memory, chain_start
-from bench import chain_workloads as workloads
-from bench.ceilings import Work
-from bench.chain_memory import EAGER_STACK, FUSED_STACK, RECOMPUTED_STACK
+from bench import chain_start, chains
 from bench.chain_start import COLD, SECOND
 from bench.chains import HAND_WRITTEN, LIGHT, LIGHT_ALONE, SPECIAL, Chain, drawn_chains
 from bench.contenders import (
@@ -33,10 +31,38 @@ from bench.contenders import (
     slow_compilers,
 )
 from bench.goals import MEAN, WORST, Chosen, cases_with, median, over, quotient, value_of
-from bench.launches import launch_case
-from bench.suite import Case, Figures, Goal, Results, Suite
-from bench.tables import Table, case_table, ratio_of, times_of
-from bench.workloads import Shape, dimensions, element_size
+from bench.host_suite import build_stacks
+from bench.launches import Meter, launch_case, memory_of
+from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
+from bench.tables import MISSING, Table, ratio_of, table_of, times_of
+from bench.workloads import Shape, Work, dimensions, element_size
+
+EAGER_STACK, FUSED_STACK, RECOMPUTED_STACK = "eager", "cutfuse", "cutfuse, recomputed"
+BLOCKS = 12
+
+
+def stacks_of(shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[str, nn.Sequential]:
+    """The same blocks in plain PyTorch, with cutfuse, and with cutfuse where gelu's input is computed again."""
+    _, hidden, width = shape
+    plain, fused = build_stacks(BLOCKS, width, hidden, dtype, device)
+    _, recomputed = build_stacks(BLOCKS, width, hidden, dtype, device)
+    for block in recomputed:
+        block.up.recompute = True
+    return {EAGER_STACK: plain, FUSED_STACK: fused, RECOMPUTED_STACK: recomputed}
+
+
+def measure_stacks(shape: Shape, dtype: torch.dtype, device: torch.device, meter: Meter) -> Figures:
+    """The figures of every stack for `shape`: rows, the hidden width and the width."""
+    x = torch.randn(shape[0], shape[2], device=device, dtype=dtype).requires_grad_()
+    stacks = stacks_of(shape, dtype, device)
+    steps = {name: (partial(stack, x), (x, *stack.parameters())) for name, stack in stacks.items()}
+    return memory_of(steps, torch.randn_like(x), meter)
+
+
+def prepare_memory(shape: Shape, session: Session) -> Turn:
+    """What measures the stacks in bf16, with PyTorch's own counters of a GPU."""
+    return partial(measure_stacks, shape, torch.bfloat16, session.device, Meter(session.device))
+
 
 LINEAR, STREAM, BACKWARD, REDUCE, TRAINING = "linear", "pointwise", "backward", "reduce", "training"
 MEMORY, START = "memory", "start"
@@ -89,7 +115,7 @@ def linear_case(shape: Shape, chain: Chain, precision: str, is_autotuned: bool) 
         extras = (PRODUCT,)
     elif gflop(shape) >= LARGE_GFLOP and not chain.has_full:
         extras = (POINTWISE,)
-    build = partial(workloads.linear, shape, chain, precision, extras)
+    build = partial(chains.linear, shape, chain, precision, extras)
     autotune = (AUTOTUNE,) if is_autotuned else ()
     contenders = (MM, EAGER, COMPILE, *CUTFUSE, *extras, *autotune)
     key = (LINEAR, chain.name, dimensions(shape), precision)
@@ -102,11 +128,6 @@ def linear_case(shape: Shape, chain: Chain, precision: str, is_autotuned: bool) 
 def chains_of(seed: int) -> tuple[Chain, ...]:
     """Those written by hand, and those that the seed draws."""
     return (*HAND_WRITTEN, *drawn_chains(seed))
-
-
-def strata(chain: Chain) -> list[tuple[str, Hashable]]:
-    """What cases of a chain are to be spread over."""
-    return [("ops", chain.ops), ("operands", len(chain.operands)), ("full", chain.has_full), ("reduce", chain.reduce)]
 
 
 class Balance:
@@ -139,7 +160,13 @@ def drawn_pairs(
         for shape, precision in pairs:
 
             def features(chain: Chain, shape: Shape = shape, precision: str = precision) -> list[Hashable]:
-                spread = [(other, *stratum) for stratum in strata(chain) for other in (shape, precision)]
+                strata = {
+                    "ops": chain.ops,
+                    "operands": len(chain.operands),
+                    "full": chain.has_full,
+                    "reduce": chain.reduce,
+                }
+                spread = [(other, *stratum) for stratum in strata.items() for other in (shape, precision)]
                 # The chain itself counts as much as all of its strata.
                 return [*spread, *((chain.name, again) for again in range(len(spread))), (shape, chain.name)]
 
@@ -171,41 +198,37 @@ def stream_cases(small: bool, quick: bool) -> Iterator[Case]:
         printed = dimensions(shape)
         for chain, precision in ((LIGHT, "bf16"), (LIGHT, "fp16"), (LIGHT, "fp32"), (SPECIAL, "bf16")):
             size = element_size(precision) * shape[0] * shape[1]
-            build: Any = partial(workloads.pointwise, shape, chain, precision)
+            build: Any = partial(chains.pointwise, shape, chain, precision)
             yield launch_case((STREAM, chain.name, printed, precision), build, everyone, Work(2 * size, size))
         for precision in ("bf16", "fp32"):
             size = element_size(precision) * shape[0] * shape[1]
-            build = partial(workloads.backward, shape, LIGHT_ALONE, precision)
+            build = partial(chains.backward, shape, LIGHT_ALONE, precision)
             key = (BACKWARD, LIGHT_ALONE.name, printed, precision)
             yield launch_case(key, build, (EAGER, *CUTFUSE), Work(2 * size, size))
             for op, dim in REDUCTIONS:
-                build = partial(workloads.reduction, shape, dim, op, LIGHT_ALONE, precision)
+                build = partial(chains.reduction, shape, dim, op, LIGHT_ALONE, precision)
                 work = Work(size, element_size(precision) * shape[1 - dim])
                 yield launch_case((REDUCE, f"{op} of dim {dim}", printed, precision), build, everyone, work)
-
-
-def training_cases(small: bool, quick: bool) -> Iterator[Case]:
-    """A training step of a linear layer and gelu."""
-    for shape in (SMALL_TRAINING if small else TRAINING_SHAPES)[: 1 if quick else None]:
-        build = partial(workloads.training_of_gelu, shape, "bf16")
-        key = (TRAINING, "layer, gelu", dimensions(shape), "bf16")
-        yield launch_case(key, build, (EAGER, COMPILE, *CUTFUSE))
-
-
-def untimed_cases() -> Iterator[Case]:
-    """The memory of a training step, and the start of processes."""
-    for shape in MEMORY_SHAPES:
-        yield Case(MEMORY, STACK, dimensions(shape), "bf16", partial(chain_memory.prepare, shape), needs_grad=True)
-    for variant, count in ((ONE_CHAIN, 1), (MODEL, MODEL_CHAINS)):
-        prepare = partial(chain_start.prepare, count)
-        yield Case(START, variant, dimensions(chain_start.SHAPE), "bf16", prepare, seconds=START_S)
 
 
 @lru_cache(maxsize=8)
 def all_cases(small: bool, quick: bool, seed: int) -> tuple[Case, ...]:
     """In the order in which they are run. Small and quick runs are without memory and the start of processes."""
-    fixed = (*stream_cases(small, quick), *training_cases(small, quick))
-    return (*fixed, *linear_cases(small, quick, seed), *(() if small or quick else untimed_cases()))
+    cases = [*stream_cases(small, quick)]
+    for shape in (SMALL_TRAINING if small else TRAINING_SHAPES)[: 1 if quick else None]:
+        build = partial(chains.training_of_gelu, shape, "bf16")
+        cases.append(
+            launch_case((TRAINING, "layer, gelu", dimensions(shape), "bf16"), build, (EAGER, COMPILE, *CUTFUSE))
+        )
+    cases += linear_cases(small, quick, seed)
+    if not small and not quick:
+        for shape in MEMORY_SHAPES:
+            prepare: Any = partial(prepare_memory, shape)
+            cases.append(Case(MEMORY, STACK, dimensions(shape), "bf16", prepare, needs_grad=True))
+        for variant, count in ((ONE_CHAIN, 1), (MODEL, MODEL_CHAINS)):
+            prepare = partial(chain_start.prepare, count)
+            cases.append(Case(START, variant, dimensions(chain_start.SHAPE), "bf16", prepare, seconds=START_S))
+    return tuple(cases)
 
 
 NAMES = tuple(name for name in CONTENDERS if name not in (FUSED, KEPT))
@@ -220,11 +243,6 @@ def sizes_of(case: Figures) -> tuple[int, int, int]:
 def is_large(case: Figures) -> bool:
     """Whether the product is large enough to run at the device's full rate."""
     return gflop(sizes_of(case)) >= LARGE_GFLOP
-
-
-def has_full(case: Figures) -> bool:
-    """Whether an operand is as large as the result."""
-    return bool(case.get("full"))
 
 
 # The specialized kernel's time over the best of torch.compile's modes, and over the bare product.
@@ -265,13 +283,13 @@ def goals_of_products() -> Iterator[Goal]:
     yield Goal("16-bit, ≥ 40 GFLOP", best, large, over_fastest, 1.02, WORST)
     small = products(SIXTEEN_BITS, lambda case: not is_large(case))
     yield Goal("16-bit, smaller", best, small, over_fastest, 1.0, MEAN)
-    without = products(tensor_cores, lambda case: is_large(case) and not has_full(case))
+    without = products(tensor_cores, lambda case: is_large(case) and not case.get("full"))
     for limit, measure in ((1.08, MEAN), (1.25, WORST)):
         what = "16-bit, tf32, ≥ 40 GFLOP, no full operand"
         yield Goal(what, bound, without, over_product_or_chain, limit, measure)
-    full = products(tensor_cores, lambda case: is_large(case) and has_full(case))
+    full = products(tensor_cores, lambda case: is_large(case) and "full" in case)
     yield Goal("16-bit, tf32, ≥ 40 GFLOP, full operand", bytes_too, full, with_mm, 1.10, MEAN)
-    full = products(tensor_cores, lambda case: not is_large(case) and has_full(case))
+    full = products(tensor_cores, lambda case: not is_large(case) and "full" in case)
     yield Goal("16-bit, tf32, smaller, full operand", bytes_too, full, with_mm, 1.30, MEAN)
     deep = products(("fp32",), lambda case: sizes_of(case)[2] >= 4096)
     yield Goal("fp32, K ≥ 4096", guarded, deep, with_product, 1.04, MEAN)
@@ -307,36 +325,23 @@ def other_goals() -> Iterator[Goal]:
         yield Goal(f"{what}, 12 blocks", "eager", cases_with(group=MEMORY), value, limit)
 
 
-def times_table(title: str, cases: Sequence[Figures]) -> Table:
-    """Cases with their ratios and the times of each contender."""
-    columns = {
-        "chain": lambda case: f"{case['group']}: {case['variant']}",
-        "shape": "shape",
-        "specialized / compiled": ratio_of(over_fastest),
-        "specialized / mm": ratio_of(over_mm),
-        "precision": "precision",
-        **times_of({name: CONTENDERS[name].label for name in NAMES}),
-    }
-    return case_table(title, cases, columns)
+def times_table(title: str, covers: Chosen) -> Callable[[Results], Table]:
+    """Makes a table of cases with their ratios and the times of each contender."""
+    ratios = {"specialized / compiled": ratio_of(over_fastest), "specialized / mm": ratio_of(over_mm)}
+    return table_of(title, {**ratios, **times_of({name: CONTENDERS[name].label for name in NAMES})}, covers)
 
 
 def chains_table(results: Results) -> Table:
     """What the chains' names stand for."""
-    chains = [chain.as_dict() for chain in chains_of(results["settings"]["seed"])]
-    columns = {"chain": "name", **{name: name for name in ("ops", "text", "operands", "reduce")}}
-    return case_table("The chains: z is the product, a, b, c are the operands", chains, columns)
-
-
-def tables(results: Results) -> list[Table]:
-    """Every timed case, and the chains."""
-    cases = [case for case in results["cases"] if case["group"] not in UNTIMED]
-    products = [case for case in cases if case["group"] == LINEAR]
-    others = [case for case in cases if case["group"] != LINEAR]
-    return [
-        times_table("Chains behind products", products),
-        times_table("Without a chain behind a product", others),
-        chains_table(results),
-    ]
+    chains = chains_of(results["settings"]["seed"])
+    columns = {
+        "chain": [chain.name for chain in chains],
+        "ops": [str(chain.ops) for chain in chains],
+        "text": [chain.text for chain in chains],
+        "operands": [", ".join(operand.label for operand in chain.operands) or MISSING for chain in chains],
+        "reduce": [chain.reduce or MISSING for chain in chains],
+    }
+    return Table("The chains: z is the product, a, b, c are the operands", columns)
 
 
 SUITE = Suite(
@@ -345,7 +350,11 @@ SUITE = Suite(
     goals=(*goals_of_products(), *other_goals()),
     contenders=NAMES,
     left_out=slow_compilers,
-    tables=tables,
+    tables=(
+        times_table("Chains behind products", cases_with(group=LINEAR)),
+        times_table("Without a chain behind a product", lambda case: case["group"] not in (LINEAR, *UNTIMED)),
+        chains_table,
+    ),
     about=[
         "The device's time, from a cold cache: medians in microseconds, contenders interleaved in random order within "
         "a case. Every result was compared with fp64 before, cutfuse's a second time over memory filled with NaN.",

@@ -18,12 +18,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.workloads import PRECISIONS, Shape
+import cutfuse
+from bench.contenders import COMPILE, POINTWISE, PRODUCT, in_mode
+from bench.workloads import (
+    PRECISIONS,
+    REDUCTIONS,
+    Function,
+    Reference,
+    Run,
+    Shape,
+    Workload,
+    fused_linear_gelu,
+    linear_gelu,
+    product_reference,
+    product_rows,
+    product_tensors,
+    random_tensor,
+    rows_of,
+    training_step,
+    training_tensors,
+)
 from cutfuse.epilogue import op_table
 from cutfuse.epilogue.table import Op
 
 FULL, ROW, COLUMN, SCALAR = "full", "row", "column", "scalar"
-MIXED = " mixed"
 FP32 = torch.float32
 
 
@@ -40,7 +58,7 @@ class Operand:
     @property
     def label(self) -> str:
         """As results have it."""
-        return self.kind + MIXED * self.is_mixed
+        return self.kind + " mixed" * self.is_mixed
 
     def shape(self, m: int, n: int) -> Shape:
         """Its shape beside z."""
@@ -78,19 +96,14 @@ class Chain:
         return namespace["chain"]
 
     @property
-    def operand_labels(self) -> str:
-        """The operands as results have them."""
-        return ", ".join(operand.label for operand in self.operands)
-
-    @property
     def has_full(self) -> bool:
         """Whether an operand is as large as the result."""
         return any(operand.kind == FULL for operand in self.operands)
 
-    def as_dict(self) -> dict[str, Any]:
-        """What results say of it."""
-        own = {"name": self.name, "ops": self.ops, "operands": self.operand_labels, "reduce": self.reduce}
-        return {**own, "text": "; ".join(self.lines).replace("torch.", "").replace("F.", "")}
+    @property
+    def text(self) -> str:
+        """Its lines as tables print them."""
+        return "; ".join(self.lines).replace("torch.", "").replace("F.", "")
 
 
 GELU_WRITTEN_OUT = (
@@ -225,27 +238,6 @@ def is_tame(interval: Interval) -> bool:
     return max(abs(low), abs(high)) <= LARGEST and high - low >= NARROWEST
 
 
-Step = tuple[str, Interval | None]
-
-
-def unary_step(value: str, interval: Interval, generator: random.Random) -> Step:
-    """An operation of the value before alone."""
-    op = op_table().op(generator.choice(UNARY))
-    return spelling(op, (value,)), image(op, interval)
-
-
-def number_step(value: str, interval: Interval, generator: random.Random) -> Step:
-    """An operation of the value before and a number."""
-    op, number = op_table().op(generator.choice(WITH_NUMBER)), generator.choice(NUMBERS)
-    return spelling(op, (value, str(number))), combined(op, interval, (number, number))
-
-
-def tensor_step(value: str, other: str, interval: Interval, generator: random.Random) -> Step:
-    """An operation of the value before and z or an operand."""
-    op = op_table().op(generator.choice(WITH_Z if other == "z" else WITH_OPERAND))
-    return spelling(op, (value, other)), combined(op, interval, NORMAL)
-
-
 def steps_of(draw: Draw, generator: random.Random) -> Iterator[str]:
     """The operations of a drawn chain, each of v, the one before, and the first of z."""
     interval, waiting, value = NORMAL, list("abc"[: len(draw.operands)]), "z"
@@ -254,14 +246,18 @@ def steps_of(draw: Draw, generator: random.Random) -> Iterator[str]:
         while found is None:
             choice = generator.random()
             taken = waiting[0] if choice < len(waiting) / left else ""
-            if taken:
-                text, found = tensor_step(value, taken, interval, generator)
-            elif value == "z" or choice < 0.7:  # z and a number, or itself, would be a poor beginning
-                text, found = unary_step(value, interval, generator)
-            elif choice < 0.85:
-                text, found = number_step(value, interval, generator)
-            else:
-                text, found = tensor_step(value, "z", interval, generator)
+            # z and a number, or itself, would be a poor beginning.
+            is_unary = not taken and (value == "z" or choice < 0.7)
+            names = UNARY if is_unary else WITH_OPERAND if taken else WITH_NUMBER if choice < 0.85 else WITH_Z
+            op = op_table().op(generator.choice(names))
+            if is_unary:
+                text, found = spelling(op, (value,)), image(op, interval)
+                continue
+            other, values = taken or "z", NORMAL
+            if names is WITH_NUMBER:
+                number = generator.choice(NUMBERS)
+                other, values = str(number), (number, number)
+            text, found = spelling(op, (value, other)), combined(op, interval, values)
         interval, value = found, "v"
         waiting = waiting[1:] if taken else waiting
         yield text
@@ -278,3 +274,150 @@ def drawn_chains(seed: int) -> list[Chain]:
     """One for each of `DRAWS`, always the same ones for a seed."""
     generator = random.Random(seed)
     return [drawn_chain(f"drawn-{place:02}", draw, generator) for place, draw in enumerate(DRAWS, 1)]
+
+
+def operands_of(chain: Chain, m: int, n: int, precision: str, device: torch.device) -> tuple[Tensor, ...]:
+    """The chain's operands beside z `[M, N]`."""
+    return tuple(
+        random_tensor(operand.shape(m, n), operand.precision(precision), device, seed=10 + index)
+        for index, operand in enumerate(chain.operands)
+    )
+
+
+def finished(chain: Chain, y: Tensor) -> Tensor:
+    """The chain's reduction of what its function gives."""
+    return y if chain.reduce is None else REDUCTIONS[chain.reduce](y, -1)
+
+
+def pointwise_reference(chain: Chain, z: Tensor, operands: Sequence[Tensor]) -> Reference:
+    """The chain's function of z and its operands, in fp64."""
+    return Reference(
+        lambda start, stop: chain.function(*(rows_of(tensor, start, stop) for tensor in (z, *operands))), *z.shape
+    )
+
+
+def linear(shape: Shape, chain: Chain, precision: str, extras: tuple[str, ...], device: torch.device) -> Workload:
+    """A product of `shape` (M, N, K) with the chain behind it; the weight is scaled so that z is about normal.
+
+    `extras`: which of the chain alone, POINTWISE, and of cutfuse's product alone, PRODUCT, are built.
+    """
+    m, n, _ = shape
+    x, weight = product_tensors(shape, precision, device)
+    operands = operands_of(chain, m, n, precision, device)
+
+    def eager(x: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
+        return finished(chain, chain.function(F.linear(x, weight), *operands))
+
+    def rows(start: int, stop: int) -> Tensor:
+        values = (rows_of(operand, start, stop) for operand in operands)
+        return finished(chain, chain.function(product_rows(x, weight, None, start, stop), *values))
+
+    def fused(x: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
+        return cutfuse.linear(x, weight, epilogue=chain.function, operands=operands, reduce=chain.reduce)
+
+    own: dict[str, Run] = {}
+    if POINTWISE in extras:
+        z = torch.mm(x, weight.t())
+        call = in_mode("now", lambda: cutfuse.pointwise(chain.function, z, *operands))
+        own[POINTWISE] = Run(call, pointwise_reference(chain, z, operands))
+    if PRODUCT in extras:
+        own[PRODUCT] = Run(lambda: cutfuse.linear(x, weight), product_reference(x, weight))
+    return Workload(
+        arguments=(x, weight, *operands),
+        eager=eager,
+        fused=fused,
+        reference=Reference(rows, m, max(weight.shape)),
+        product=(x, weight),
+        extras=own,
+    )
+
+
+def pointwise(shape: Shape, chain: Chain, precision: str, device: torch.device) -> Workload:
+    """`cutfuse.pointwise` of the chain over x of `shape`."""
+    x = random_tensor(shape, precision, device, seed=1)
+    operands = operands_of(chain, *shape, precision, device)
+
+    def fused(*tensors: Tensor) -> Tensor:
+        return cutfuse.pointwise(chain.function, *tensors)
+
+    return Workload((x, *operands), chain.function, fused, pointwise_reference(chain, x, operands))
+
+
+def reduction(shape: Shape, dim: int, op: str, chain: Chain, precision: str, device: torch.device) -> Workload:
+    """`cutfuse.reduce` over a dimension of x with the chain before it."""
+    x = random_tensor(shape, precision, device, seed=1)
+    kept = 1 - dim
+
+    def eager(x: Tensor) -> Tensor:
+        return REDUCTIONS[op](chain.function(x), dim)
+
+    def fused(x: Tensor) -> Tensor:
+        return cutfuse.reduce(x, dim, op, prologue=chain.function)
+
+    def kept_ones(start: int, stop: int) -> Tensor:
+        return eager(x.narrow(kept, start, stop - start).double())
+
+    return Workload((x,), eager, fused, Reference(kept_ones, shape[kept], shape[dim]))
+
+
+@torch.enable_grad()
+def gradient_call(function: Function, x: Tensor, arriving: Tensor) -> Callable[[], Tensor]:
+    """The gradient of x alone: the forward pass is run here, once."""
+    leaf = x.detach().requires_grad_()
+    y = function(leaf)
+    return lambda: torch.autograd.grad(y, leaf, arriving, retain_graph=True)[0]
+
+
+def backward(shape: Shape, chain: Chain, precision: str, device: torch.device) -> Workload:
+    """The backward pass of `cutfuse.pointwise` of the chain, which has no operand."""
+    x, arriving = (random_tensor(shape, precision, device, seed) for seed in (1, 2))
+
+    def fused(x: Tensor) -> Tensor:
+        return cutfuse.pointwise(chain.function, x)
+
+    def fused_in_mode(mode: str) -> Callable[[], Any]:
+        call = in_mode(mode, lambda: gradient_call(fused, x, arriving))()
+        return in_mode(mode, call)
+
+    def rows(start: int, stop: int) -> Tensor:
+        return gradient_call(chain.function, x[start:stop].double(), arriving[start:stop].double())()
+
+    eager = gradient_call(chain.function, x, arriving)
+    return Workload((), eager, fused, Reference(rows, *shape), in_mode=fused_in_mode)
+
+
+def training(tensors: list[Tensor], layer: Function, fused_layer: Function) -> Workload:
+    """A layer forwards and backwards. `tensors`: the layer's, which need gradients, and the gradient that arrives."""
+    arguments = tuple(tensors)
+
+    def step_of(layer: Function) -> Callable[..., Any]:
+        return torch.enable_grad()(training_step(layer))
+
+    eager, fused = step_of(layer), step_of(fused_layer)
+    wide = tuple(tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in arguments)
+    exact = [part.detach() for part in eager(*wide)]
+    norms = [part.norm() for part in exact]
+
+    def collect(parts: tuple[Tensor, ...]) -> Tensor:
+        """The result and the gradients as one tensor, each divided by its norm: their errors weigh alike."""
+        pieces = [part.detach().double() / norm for part, norm in zip(parts, norms, strict=True)]
+        return torch.cat([piece.flatten() for piece in pieces])
+
+    joint = collect(tuple(exact))
+    reference = Reference(lambda start, stop: joint[start:stop], joint.numel(), 1)
+    # It is the layer that is compiled: the compiler frees the graph of a step.
+    compiled = step_of(torch.compile(layer, fullgraph=True, dynamic=False))
+    return Workload(
+        arguments=arguments,
+        eager=eager,
+        fused=fused,
+        reference=reference,
+        collect=collect,
+        extras={COMPILE: Run(lambda: compiled(*arguments), reference)},
+    )
+
+
+def training_of_gelu(shape: Shape, precision: str, device: torch.device) -> Workload:
+    """A linear layer and gelu."""
+    tensors = training_tensors(shape, precision, device)
+    return training(tensors, linear_gelu, fused_linear_gelu)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import torch
 
-from bench import specialized
+import cutfuse
 from bench.workloads import Run, Workload, product_reference
 
 # The same kernels as mode "max-autotune" without its CUDA graphs. With graphs each launch first copies its inputs to
@@ -21,6 +23,25 @@ INTERPRETED, SPECIALIZED = "interpreted", "specialized"
 POINTWISE, PRODUCT = "pointwise", "product"
 CUTFUSE = (FUSED, KEPT, INTERPRETED, SPECIALIZED)
 COMPILERS = (COMPILE, AUTOTUNE)
+
+
+LONGEST_WAIT_S = 120.0  # for what is compiled in the background
+
+T = TypeVar("T")
+
+
+def in_mode(mode: str, call: Callable[..., T]) -> Callable[..., T]:
+    """The call with the process in a mode of specialization: a backward pass runs in another thread than its caller."""
+
+    def run(*arguments: object) -> T:
+        before = cutfuse.get_specialization()
+        cutfuse.set_specialization(mode)
+        try:
+            return call(*arguments)
+        finally:
+            cutfuse.set_specialization(before)
+
+    return run
 
 
 def bare_product(workload: Workload) -> Run | None:
@@ -54,15 +75,11 @@ def fused(workload: Workload) -> Run:
     return Run(lambda: workload.fused(*workload.arguments), workload.reference, workload.explain)
 
 
-def in_mode(mode: str) -> Callable[[Workload], Run]:
+def run_in_mode(mode: str, workload: Workload) -> Run:
     """cutfuse's call in a mode of specialization."""
-
-    def prepare(workload: Workload) -> Run:
-        if workload.in_mode:
-            return Run(workload.in_mode(mode), workload.reference)
-        return Run(specialized.in_mode(mode, lambda: workload.fused(*workload.arguments)), workload.reference)
-
-    return prepare
+    if workload.in_mode:
+        return Run(workload.in_mode(mode), workload.reference)
+    return Run(in_mode(mode, lambda: workload.fused(*workload.arguments)), workload.reference)
 
 
 @dataclass(frozen=True)
@@ -93,8 +110,8 @@ CONTENDERS: dict[str, Contender] = {
         Contender(AUTOTUNE, "max-autotune", max_autotuned),
         Contender(FUSED, "cutfuse", fused),
         Contender(KEPT, "cutfuse, planes kept"),
-        Contender(INTERPRETED, "interpreted", in_mode(specialized.INTERPRETED)),
-        Contender(SPECIALIZED, "specialized", in_mode(specialized.SPECIALIZED)),
+        Contender(INTERPRETED, "interpreted", partial(run_in_mode, "off")),
+        Contender(SPECIALIZED, "specialized", partial(run_in_mode, "now")),
         Contender(POINTWISE, "pointwise alone"),
         Contender(PRODUCT, "product alone"),
     )

@@ -14,7 +14,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -313,11 +313,6 @@ def held_out(fits: Sequence[tuple[Samples, Numbers]], *, with_cublas: bool) -> l
     return [one for half, numbers in fits for one in choices(half, numbers, with_cublas=with_cublas)]
 
 
-def follows(program: str, choice: Choice) -> bool:
-    """Whether it is of a layer with this program."""
-    return choice.layer.program == program
-
-
 def losses(chosen: Sequence[Choice]) -> tuple[str, str, str]:
     """How many, the mean and the worst."""
     if not chosen:
@@ -341,7 +336,7 @@ def held_out_tables(samples: Samples) -> list[Table]:
             f"M below {FEW_ROWS}": lambda one: one.layer.m < FEW_ROWS,
         }
         for program in sorted({one.layer.program for one in after}):
-            kinds[program] = partial(follows, program)
+            kinds[program] = lambda one, program=program: one.layer.program == program
         for kind, covers in kinds.items():
             own, then = ([one for one in found if covers(one)] for found in (after, before))
             rows.append((f"{kind}, {title}", *losses(own), *losses(then)[1:]))

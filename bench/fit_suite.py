@@ -18,12 +18,11 @@ import cutfuse
 from bench import fit
 from bench.fit import PRODUCT, UNFUSED, Layer, Sample, Samples, is_kernel
 from bench.goals import MEAN, TARGET_DEVICE, WORST
-from bench.host_suite import Range, drawn_shapes
-from bench.launches import Checked, interleaved
+from bench.launches import check_all, interleaved
 from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
-from bench.tables import MISSING, Table, figure, microseconds
+from bench.tables import MISSING, figure, microseconds, table_of, times_of
 from bench.timing import Effort
-from bench.workloads import dimensions, random_tensor
+from bench.workloads import Range, dimensions, drawn_shapes, random_tensor
 from cutfuse import native
 from cutfuse.epilogue import Program, evaluate
 from cutfuse.layer.call_plans import given_to, linear_call
@@ -77,25 +76,20 @@ def launches_of(layer: Layer, device: torch.device) -> Launches:
 def prepare(layer: Layer, session: Session) -> Turn:
     """Compiles what follows the product into each kernel, and gives what times all ways."""
 
-    def takes_part(way: str) -> bool:
-        return (KERNEL if is_kernel(way) else way) in session.contenders
+    def check(way: str, _: Figures) -> Callable[[], Any]:
+        launches[way]()
+        return launches[way]
 
-    checked: Checked[Callable[[], Any]] = Checked(session)
     with cutfuse.specialization("now"):
-        for way, run in launches_of(layer, session.device).items():
-            if takes_part(way):
-                checked.add(way, partial(_runs, run))
+        launches = launches_of(layer, session.device)
+        names = [way for way in launches if (KERNEL if is_kernel(way) else way) in session.contenders]
+        checked = check_all(session, names, check)
 
     def timed() -> Figures:
         with cutfuse.specialization("now"):
             return interleaved(checked)
 
     return timed
-
-
-def _runs(run: Callable[[], Any], _: Figures) -> Callable[[], Any]:
-    run()
-    return run
 
 
 def fit_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
@@ -133,22 +127,16 @@ def over_best(case: Figures) -> float | None:
     return next((one.loss for one in fit.choices(samples, {}, with_cublas=True)), None)
 
 
-def tables_of(results: Results) -> list[Table]:
-    """The fastest way of every layer, beside cuBLAS's."""
-    cases = results["cases"]
+def fastest(case: Figures) -> str:
+    """The fastest way of computing a layer."""
+    own = {way: entry["median_us"] for way, entry in case["contenders"].items() if "median_us" in entry}
+    own.pop(PRODUCT, None)
+    return min(own, key=lambda way: own[way]) if own else MISSING
 
-    def fastest(case: Figures) -> str:
-        own = {way: entry["median_us"] for way, entry in case["contenders"].items() if "median_us" in entry}
-        own.pop(PRODUCT, None)
-        return min(own, key=lambda way: own[way]) if own else MISSING
 
-    columns = {
-        "layer": [f"{case['shape']} {case['variant']}" for case in cases],
-        "fastest": [fastest(case) for case in cases],
-        "its us": [figure(case["contenders"].get(fastest(case)), "median_us", microseconds) for case in cases],
-        f"{UNFUSED} us": [figure(case["contenders"].get(UNFUSED), "median_us", microseconds) for case in cases],
-    }
-    return [Table("Every layer", columns)]
+def time_of_fastest(case: Figures) -> str:
+    """Its time."""
+    return figure(case["contenders"].get(fastest(case)), "median_us", microseconds)
 
 
 def finish(results: Results) -> list[str]:
@@ -164,13 +152,13 @@ def finish(results: Results) -> list[str]:
 
 SUITE = Suite(
     name="fit",
-    cases=lambda *kind: list(fit_cases(*kind)),
+    cases=fit_cases,
     goals=tuple(
         Goal("chosen way", "fastest", lambda case: True, over_best, limit, measure)
         for measure, limit in ((MEAN, MEAN_AT_MOST), (WORST, WORST_AT_MOST))
     ),
     contenders=CONTENDERS,
-    tables=tables_of,
+    tables=(table_of("Every layer", {"fastest": fastest, "its us": time_of_fastest, **times_of({UNFUSED: UNFUSED})}),),
     about=(
         f"M of {ROWS.least} to {ROWS.most}, N and K of {SIZES.least} to {SIZES.most}, drawn by the seed; medians of "
         "single launches from a cold cache, all ways of a layer in turns.",

@@ -14,18 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from bench.accuracy_suite import trade_off_case, trade_off_table
-from bench.ceilings import Work
-from bench.chain_workloads import training
+from bench.accuracy_suite import TRADE_OFF, trade_off_case, trade_off_table
+from bench.chains import training
 from bench.contenders import AUTOTUNE, COMPILE, CONTENDERS, EAGER, FUSED, KEPT, MM, slow_compilers
 from bench.goals import MEAN, WORST, median
-from bench.host_calls import product_tensors
 from bench.launches import launch_case
 from bench.reference import MODELS, product_work
 from bench.suite import Case, Figures, Goal, Results, Suite
-from bench.tables import MISSING, Table, case_table, error, of, times_of
+from bench.tables import MISSING, error, of, table_of, times_of
 from bench.tables import ratio as times
-from bench.workloads import Run, Shape, Workload, dimensions, product_reference, random_tensor
+from bench.workloads import Run, Shape, Work, Workload, dimensions, product_reference, product_tensors, random_tensor
 
 FORCED = "split6"  # as a mode of `cutfuse.precision`; the others are at PyTorch's own setting, "highest"
 
@@ -88,15 +86,6 @@ def build_training(shape: Shape, device: torch.device) -> Workload:
     return training([*leaves, gradient], F.linear, cutfuse.linear)
 
 
-def model_suite(small: bool) -> Iterator[Case]:
-    """Two of the reference models, with the compilers: they come first, while there is time for these."""
-    models = {model.name: model for model in MODELS}
-    for model in (models[RESIDUAL], models[ROW_SUM]):
-        build = partial(build_model, partial(model.build, small, "fp32"))
-        work = model.least_work(small, "fp32")
-        yield launch_case(model.key(small, "fp32"), build, (*PYTORCH, FUSED, KEPT), work)
-
-
 def product_case(
     group: str,
     shape: Shape,
@@ -112,14 +101,6 @@ def product_case(
     return launch_case((group, "", dimensions(shape), "fp32"), build, contenders, work, effort)
 
 
-def training_case(shape: Shape) -> Case:
-    """The training step: three products, and every matrix of them read or written once."""
-    m, n, k = shape
-    inputs = 4 * (m * k + n * k)
-    work = Work(inputs + 4 * m * n, inputs + 4 * m * n, 3 * 2 * m * n * k)
-    return launch_case((TRAINING, "", dimensions(shape), "fp32"), partial(build_training, shape), (EAGER, FUSED), work)
-
-
 def shapes_of(grid: Grid) -> Iterator[Shape]:
     """M, N, K of every cell."""
     rows, sizes = grid
@@ -129,8 +110,17 @@ def shapes_of(grid: Grid) -> Iterator[Shape]:
 def fp32_suite(small: bool, quick: bool, seed: int) -> Iterator[Case]:
     """Models, single products, the two grids, and error against time; quick grids have fewer cells."""
     del seed
-    yield from model_suite(small)
-    yield training_case(TRAINING_SMALL if small else TRAINING_SHAPE)
+    # Two of the reference models, with the compilers: they come first, while there is time for these.
+    models = {model.name: model for model in MODELS}
+    for model in (models[RESIDUAL], models[ROW_SUM]):
+        build = partial(build_model, partial(model.build, small, "fp32"))
+        work = model.least_work(small, "fp32")
+        yield launch_case(model.key(small, "fp32"), build, (*PYTORCH, FUSED, KEPT), work)
+    # Three products, and every matrix of them read or written once.
+    m, n, k = shape = TRAINING_SMALL if small else TRAINING_SHAPE
+    moved = 4 * (m * k + n * k + m * n)
+    work, build = Work(moved, moved, 3 * 2 * m * n * k), partial(build_training, shape)
+    yield launch_case((TRAINING, "", dimensions(shape), "fp32"), build, (EAGER, FUSED), work)
     yield product_case(FORCED_PRODUCT, FORCED_SMALL if small else FORCED_SHAPE, FORCED, effort=1.0)
     for shape in shapes_of(GRID_SMALL if small else GRID_QUICK if quick else GRID):
         yield product_case(PRODUCT, shape)
@@ -203,19 +193,6 @@ def speed_up_text(contender: str, case: Figures) -> str:
     return MISSING if value is None else times(value) + OWN_CUBLAS * ran_cublas(contender, case)
 
 
-def times_table(results: Results) -> Table:
-    """Every product and model with its speed-ups, times and errors."""
-    cases = [case for case in results["cases"] if FUSED in case["contenders"]]
-    columns = {
-        "case": "group",
-        "shape": "shape",
-        **{f"times as fast, {label}": partial(speed_up_text, name) for name, label in WEIGHTS.items()},
-        **times_of({name: CONTENDERS[name].label for name in NAMES}),
-        "error": of(FUSED, "error", error),
-    }
-    return case_table("Times as fast as the fastest of PyTorch", cases, columns)
-
-
 def cells_of(results: Results, group: str, contender: str) -> dict[tuple[int, str], tuple[float, bool]]:
     """A grid's speed-ups, and whether cutfuse ran cuBLAS itself, by M and "NxK"."""
     found = {}
@@ -229,11 +206,22 @@ def cells_of(results: Results, group: str, contender: str) -> dict[tuple[int, st
 
 SUITE = Suite(
     name="fp32",
-    cases=lambda *kind: list(fp32_suite(*kind)),
+    cases=fp32_suite,
     goals=GOALS,
     contenders=NAMES,
     left_out=slow_compilers,
-    tables=lambda results: [times_table(results), *trade_off_table(results)],
+    tables=(
+        table_of(
+            "Times as fast as the fastest of PyTorch",
+            {
+                **{f"times as fast, {label}": partial(speed_up_text, name) for name, label in WEIGHTS.items()},
+                **times_of({name: CONTENDERS[name].label for name in NAMES}),
+                "error": of(FUSED, "error", error),
+            },
+            lambda case: case["group"] != TRADE_OFF,
+        ),
+        trade_off_table,
+    ),
     about=[
         'PyTorch is at "highest" throughout: its products are cuBLAS in fp32. Medians in microseconds of one '
         "interleaved run; errors are relative, against fp64. The ratio is the fastest rival's time over cutfuse's.",

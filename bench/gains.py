@@ -16,7 +16,7 @@ from bench.contenders import COMPILERS, EAGER, FUSED, SPECIALIZED
 from bench.fp32_suite import PRODUCT, speed_up
 from bench.goals import over as fastest_over
 from bench.host_suite import over_pytorch
-from bench.model_contenders import CUTFUSE, FASTER
+from bench.model_run import CUTFUSE, FASTER
 from bench.model_suite import GPU, PRECISIONS, over
 from bench.model_zoo import FORWARD, TRAINING
 from bench.results import committed

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bench.suite import Figures, Goal, Results, Suite, suite_of
+from bench.tables import KEY
 from bench.workloads import PRECISIONS, rounding
 
 Chosen = Callable[[Figures], bool]
@@ -36,8 +38,10 @@ def least(case: Figures, names: Sequence[str], figure: str = "median_us") -> flo
 
 
 def quotient(own: float | None, other: float | None) -> float | None:
-    """One figure over another; None where one is missing."""
-    return None if own is None or other is None else own / other
+    """One figure over another; None where one is missing, and 1 where both are nothing."""
+    if own is None or other is None:
+        return None
+    return own / other if other else 1.0 if own == 0 else math.inf
 
 
 def value_of(contender: str, figure: str, unit: float = 1.0) -> Value:
@@ -100,7 +104,7 @@ class Line:
     def where(self) -> str:
         """The worst case, without its group where all cases are of one; empty where there is none."""
         groups = {case["group"] for _, case in self.cells}
-        names = ("group", "variant", "shape", "precision")[len(groups) == 1 :]
+        names = KEY[len(groups) == 1 :]
         return ", ".join(self.worst[name] for name in names if self.worst.get(name)) if self.worst else ""
 
 

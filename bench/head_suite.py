@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,16 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from bench import specialized
-from bench.chain_memory import Meter
-from bench.contenders import COMPILE, EAGER, FUSED
+from bench.contenders import COMPILE, EAGER, FUSED, LONGEST_WAIT_S
 from bench.goals import MEAN, WORST, cases_with, every, over, share_of_error, value_of
-from bench.host_suite import ALIGNED, Range
-from bench.launches import Checked, interleaved
+from bench.launches import Meter, check_all, interleaved
 from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
-from bench.tables import Table, Text, case_table, error, microseconds, note_on, of, ratio_of
+from bench.tables import Table, error, microseconds, note_on, of, ratio_of, table_of
 from bench.timing import Effort, Launch
-from bench.workloads import CHUNK_ELEMENTS, dimensions, frobenius_error, note_wrong, random_tensor
+from bench.workloads import ALIGNED, CHUNK_ELEMENTS, Range, dimensions, frobenius_error, note_wrong, random_tensor
 
 FORWARD, TRAINING = "forward", "training step"
 IGNORED = -100
@@ -150,15 +147,6 @@ def step_of(loss: Loss, x: Tensor, weight: Tensor, target: Tensor) -> Callable[[
     return step
 
 
-def note_errors(entry: Figures, found: Sequence[Tensor], exact: Sequence[Tensor], precision: str) -> None:
-    """The errors of the loss, and of the worst gradient."""
-    errors = [frobenius_error(own, right) for own, right in zip(found, exact, strict=True)]
-    entry["error"] = errors[0]
-    if len(errors) > 1:
-        entry["gradient_error"] = max(errors[1:])
-    note_wrong(entry, max(errors), precision)
-
-
 def weigh(entry: Figures, step: Callable[[], list[Tensor]], device: torch.device) -> None:
     """The peak of memory beside the inputs and the results, on a GPU."""
     if device.type == "cuda":
@@ -190,7 +178,6 @@ def prepare(head: Head, tokens: int, variant: str, precision: str, session: Sess
     x.requires_grad_(needs_grad)
     weight.requires_grad_(needs_grad)
     exact = head.exact(x, weight, target, needs_grad)
-    checked: Checked[Launch] = Checked(session)
 
     def check(name: str, entry: Figures) -> Launch | None:
         """Run a contender until nothing is compiled any more, for its errors and its memory."""
@@ -198,15 +185,17 @@ def prepare(head: Head, tokens: int, variant: str, precision: str, session: Sess
         if loss is None:
             return None
         step = step_of(loss, x, weight, target)
-        note_errors(entry, step(), exact, precision)
-        specialized.wait()
+        errors = [frobenius_error(own, right) for own, right in zip(step(), exact, strict=True)]
+        entry["error"] = errors[0]  # of the loss; the worst gradient's is beside it
+        if needs_grad:
+            entry["gradient_error"] = max(errors[1:])
+        note_wrong(entry, max(errors), precision)
+        cutfuse.wait(LONGEST_WAIT_S)
         step()
         weigh(entry, step, session.device)
         return guarded(step, entry)
 
-    for name in session.contenders:
-        checked.add(name, partial(check, name))
-    return partial(interleaved, checked)
+    return partial(interleaved, check_all(session, session.contenders, check))
 
 
 HEADS = (
@@ -287,30 +276,16 @@ def goals() -> Iterator[Goal]:
     yield Goal("error against fp64", "eager's error and one rounding", every, error, 1.0)
 
 
-def gigabytes(value: float) -> str:
-    """Memory of a contender."""
-    return f"{value / 1e9:.3g}"
-
-
-def table_of(results: Results, title: str, name: str, text: Callable[[float], str]) -> Table:
-    """A figure of every contender, case by case."""
-    columns: dict[str, str | Text] = {
-        "head": "group",
-        "what": "variant",
-        "tokens, width, classes": "shape",
-        "type": "precision",
-        **({"cutfuse / fastest other": ratio_of(over_best)} if name == "median_us" else {}),
-        **{own.label: of(contender, name, text) for contender, own in CONTENDERS.items()},
-    }
-    return case_table(title, results["cases"], columns)
-
-
-TABLES = (
-    ("Times in microseconds", "median_us", microseconds),
-    ("Peak of memory in GB, with the gradients", "peak_bytes", gigabytes),
-    ("Error of the loss", "error", error),
-    ("Error of the worst gradient", "gradient_error", error),
-)
+def tables() -> Iterator[Callable[[Results], Table]]:
+    """A table of each figure, with every contender."""
+    for title, name, text in (
+        ("Times in microseconds", "median_us", microseconds),
+        ("Peak of memory in GB, with the gradients", "peak_bytes", lambda value: f"{value / 1e9:.3g}"),
+        ("Error of the loss", "error", error),
+        ("Error of the worst gradient", "gradient_error", error),
+    ):
+        ratios = {"cutfuse / fastest other": ratio_of(over_best)} if name == "median_us" else {}
+        yield table_of(title, {**ratios, **{own.label: of(other, name, text) for other, own in CONTENDERS.items()}})
 
 
 def left_out(is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
@@ -322,11 +297,11 @@ def left_out(is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
 
 SUITE = Suite(
     name="head",
-    cases=lambda *kind: list(head_cases(*kind)),
+    cases=head_cases,
     goals=tuple(goals()),
     contenders=tuple(CONTENDERS),
     left_out=left_out,
-    tables=lambda results: [table_of(results, *one) for one in TABLES],
+    tables=tuple(tables()),
     about=(
         "GPU times are medians in microseconds of one interleaved run; errors are relative, against fp64. Memory is "
         "counted without x and weight; extra memory also without the gradients. A training step gives the loss and the "

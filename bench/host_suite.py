@@ -3,34 +3,182 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import cutfuse
-from bench import host_calls as calls
+from bench.contenders import LONGEST_WAIT_S
 from bench.goals import MEAN, WORST, cases_with, over
-from bench.host_calls import (
-    CUTFUSE,
-    PYTORCH,
-    Calls,
+from bench.launches import check_all
+from bench.suite import Case, Figures, Goal, Session, Suite
+from bench.tables import ratio_of, table_of, times_of
+from bench.timing import HOST, TURNS, WHOLE, Effort, Launch, time_in_turns, wait_for
+from bench.workloads import (
+    PRECISIONS,
     Function,
-    Group,
+    Range,
     Result,
-    build_stacks,
-    calls_of,
-    in_its_way,
-    prepare,
+    Shape,
+    dimensions,
+    drawn_shapes,
+    frobenius_error,
+    fused_linear_gelu,
+    layer_tensors,
+    linear_gelu,
+    note_wrong,
+    parameter_tensors,
+    product_tensors,
+    random_tensor,
+    result_tensor,
+    training_step,
+    training_tensors,
 )
-from bench.suite import Case, Figures, Goal, Results, Suite
-from bench.tables import Table, case_table, ratio_of, times_of
-from bench.timing import HOST, TURNS, WHOLE, Effort
-from bench.workloads import PRECISIONS, Shape, dimensions, random_tensor
+
+# In one compiled function: what entering it costs, in which the two do not differ, is shared by so many.
+LAYER_COUNT = 8
+
+
+def repeated(layer: Callable[..., Tensor]) -> Function:
+    """Of x and the weights and biases of layers: `layer` once with each of these."""
+
+    def layers(x: Tensor, *parameters: Tensor) -> Tensor:
+        for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
+            x = layer(x, weight, bias)
+        return x
+
+    return layers
+
+
+def single_tensor(shape: Shape, precision: str, device: torch.device) -> list[Tensor]:
+    """x `[M, N]`."""
+    return [result_tensor(shape, precision, device, seed=1)]
+
+
+def repeated_tensors(shape: Shape, precision: str, device: torch.device) -> list[Tensor]:
+    """x and the weights and biases of `LAYER_COUNT` layers; K = N."""
+    parameters = [parameter_tensors(shape, precision, device, seed=2 + 2 * index) for index in range(LAYER_COUNT)]
+    return [layer_tensors(shape, precision, device)[0], *chain.from_iterable(parameters)]
+
+
+class PlainBlock(nn.Module):
+    """`x + down(gelu(up(norm(x))))` of x `[..., width]`."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class FusedBlock(nn.Module):
+    """The same with what follows each linear layer inside it."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = cutfuse.nn.FusedLinear(width, hidden, epilogue=F.gelu)
+        self.down = cutfuse.nn.FusedLinear(hidden, width, epilogue=lambda z, residual: residual + z)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(self.norm(x)), x)
+
+
+def build_stacks(
+    count: int, width: int, hidden: int, dtype: torch.dtype, device: torch.device
+) -> tuple[nn.Sequential, nn.Sequential]:
+    """`count` blocks in plain PyTorch, and `count` with cutfuse that share their parameters."""
+    torch.manual_seed(0)
+    with device:
+        plain = nn.Sequential(*(PlainBlock(width, hidden) for _ in range(count))).to(dtype)
+    with torch.device("meta"):
+        fused = nn.Sequential(*(FusedBlock(width, hidden) for _ in range(count)))
+    fused.load_state_dict(plain.state_dict(keep_vars=True), strict=True, assign=True)
+    return plain, fused
+
+
+PYTORCH, CUTFUSE = "pytorch", "cutfuse"
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Without arguments: PyTorch's call, cutfuse's, and PyTorch's of the same tensors in fp64."""
+
+    pytorch: Callable[[], Result]
+    cutfuse: Callable[[], Result]
+    exact: Callable[[], Result]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases that are alike: their name, what PyTorch runs, and which time is taken.
+
+    With `compiles`, both calls are of functions that torch.compile compiled.
+    """
+
+    name: str
+    rival: str
+    time: str = HOST
+    needs_grad: bool = False
+    compiles: bool = False
+
+
+def calls_of(group: Group, pytorch: Function, cutfuse: Function, tensors: Sequence[Tensor]) -> Calls:
+    """The calls of both functions on the same tensors, compiled for these sizes where the group is."""
+    wide = [tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in tensors]
+    # A partial calls the function from C: no frame of Python is between the clock and the two functions.
+    own, other = (partial(in_its_way(group, function), *tensors) for function in (pytorch, cutfuse))
+    return Calls(own, other, lambda: pytorch(*wide))
+
+
+def in_its_way(group: Group, function: Function) -> Function:
+    """The function as the group calls it: compiled for these sizes, or as it is."""
+    return torch.compile(function, fullgraph=True, dynamic=False) if group.compiles else function
+
+
+def parts_of(result: Result) -> tuple[Tensor, ...]:
+    """A call's results, without their graph."""
+    return tuple(part.detach() for part in (result if isinstance(result, tuple) else (result,)))
+
+
+def error_of(result: Result, exact: Result) -> float:
+    """The largest relative error among a call's results; raises ValueError where their number or a shape differs."""
+    parts, expected = parts_of(result), parts_of(exact)
+    shapes, exact_shapes = ([tuple(part.shape) for part in own] for own in (parts, expected))
+    if shapes != exact_shapes:
+        raise ValueError(f"the results have shapes {shapes}, but should have {exact_shapes}")
+    return max(frobenius_error(part, whole) for part, whole in zip(parts, expected, strict=True))
+
+
+def prepare(
+    group: Group, precision: str, build: Callable[[torch.device], Calls], session: Session
+) -> Callable[[], Figures]:
+    """Build and check both calls; what times those that are right."""
+    built = build(session.device)
+    exact = built.exact()
+    calls: dict[str, Launch] = {PYTORCH: built.pytorch, CUTFUSE: built.cutfuse}
+
+    def check(name: str, entry: Figures) -> Launch:
+        note_wrong(entry, error_of(calls[name](), exact), precision)
+        return calls[name]
+
+    checked = check_all(session, calls, check)
+    cutfuse.wait(LONGEST_WAIT_S)  # A kernel that is compiled meanwhile slows every call, and then runs in part of them.
+
+    def timed() -> Figures:
+        turn, wait = TURNS[group.time], wait_for(session.device)
+        return checked.figures(time_in_turns(checked.timed, turn, wait, session.effort, session.seed))
+
+    return timed
+
 
 COMPILE_S, CALL_S = 8.0, 1.0  # first guesses of what a case takes whose calls are compiled, and of any other
 
@@ -44,7 +192,7 @@ SUM = Group("sum over a dimension", "torch.sum")
 DRAWN_GELU = Group("linear and gelu of any size", "linear, gelu", WHOLE)
 DRAWN_BARE = Group("bare linear of any size", "F.linear", WHOLE)
 TRAINING = Group("training step of linear and gelu", "the same in eager", needs_grad=True)
-LAYERS = Group(f"{calls.LAYERS} compiled layers with gelu", "torch.compile", compiles=True)
+LAYERS = Group(f"{LAYER_COUNT} compiled layers with gelu", "torch.compile", compiles=True)
 FORWARD = Group("blocks, forward", "eager", WHOLE)
 TRAINING_BLOCKS = Group("blocks, training", "eager", WHOLE, needs_grad=True)
 COMPILED_FORWARD = Group("compiled blocks, forward", "torch.compile", WHOLE, compiles=True)
@@ -87,79 +235,46 @@ ANY_FLOAT = ("bf16", "fp32")
 BARE_LINEAR: Function = lambda x, weight: F.linear(x, weight)  # noqa: E731
 FUSED_LINEAR: Function = lambda x, weight: cutfuse.linear(x, weight)  # noqa: E731
 PAIRS = (
-    Pair(GELU, calls.linear_gelu, calls.fused_linear_gelu, calls.layer_tensors),
+    Pair(GELU, linear_gelu, fused_linear_gelu, layer_tensors),
     Pair(
         RESIDUAL,
         lambda x, weight, bias, residual: torch.relu(F.linear(x, weight, bias)) + residual,
-        calls.fused_linear_residual,
-        calls.residual_tensors,
+        lambda x, weight, bias, residual: cutfuse.linear(
+            x, weight, bias, epilogue=lambda z, r: torch.relu(z) + r, operands=(residual,)
+        ),
+        lambda *layer: [*layer_tensors(*layer), result_tensor(*layer)],
     ),
     Pair(
         ROW_SUM,
         lambda x, weight, bias: F.gelu(F.linear(x, weight, bias)).sum(-1),
         lambda x, weight, bias: cutfuse.linear(x, weight, bias, epilogue=lambda z: F.gelu(z), reduce="sum"),
-        calls.layer_tensors,
+        layer_tensors,
     ),
-    Pair(BARE, BARE_LINEAR, FUSED_LINEAR, calls.product_tensors, ("bf16", "fp16")),
+    Pair(BARE, BARE_LINEAR, FUSED_LINEAR, product_tensors, ("bf16", "fp16")),
     Pair(
         ONE_OP,
         lambda x: torch.sigmoid(x),
         lambda x: cutfuse.pointwise(torch.sigmoid, x),
-        calls.single_tensor,
+        single_tensor,
         ANY_FLOAT,
         axes=2,
     ),
     Pair(
         THREE_OPS,
         lambda x, operand: torch.sigmoid(x) * operand + x,
-        calls.fused_three_ops,
-        calls.elementwise_tensors,
+        lambda x, operand: cutfuse.pointwise(lambda v, u: torch.sigmoid(v) * u + v, x, operand),
+        lambda *layer: [*single_tensor(*layer), result_tensor(*layer)],
         ANY_FLOAT,
         axes=2,
     ),
-    Pair(SUM, lambda x: torch.sum(x, 1), lambda x: cutfuse.sum(x, 1), calls.single_tensor, ANY_FLOAT, axes=2),
-    Pair(
-        TRAINING,
-        calls.training_step(calls.linear_gelu),
-        calls.training_step(calls.fused_linear_gelu),
-        calls.training_tensors,
-        ANY_FLOAT,
-    ),
+    Pair(SUM, lambda x: torch.sum(x, 1), lambda x: cutfuse.sum(x, 1), single_tensor, ANY_FLOAT, axes=2),
+    Pair(TRAINING, training_step(linear_gelu), training_step(fused_linear_gelu), training_tensors, ANY_FLOAT),
 )
 DRAWN_PAIRS = (
-    Pair(DRAWN_GELU, calls.linear_gelu, calls.fused_linear_gelu, calls.layer_tensors, ("fp32",)),
-    Pair(DRAWN_BARE, BARE_LINEAR, FUSED_LINEAR, calls.product_tensors, ("fp32",)),
+    Pair(DRAWN_GELU, linear_gelu, fused_linear_gelu, layer_tensors, ("fp32",)),
+    Pair(DRAWN_BARE, BARE_LINEAR, FUSED_LINEAR, product_tensors, ("fp32",)),
 )
-LAYERS_PAIR = Pair(
-    LAYERS, calls.repeated(calls.linear_gelu), calls.repeated(calls.fused_linear_gelu), calls.repeated_tensors
-)
-
-
-@dataclass(frozen=True)
-class Range:
-    """Sizes to draw from, evenly by their logarithms: as many from 1 to 8 as from 512 to 4096."""
-
-    least: int
-    most: int
-
-    def draw(self, generator: random.Random, multiple: int) -> int:
-        """A size, rounded to `multiple`, by which `least` and `most` are to be divisible."""
-        size = self.least * (self.most / self.least) ** generator.random()
-        return max(round(size / multiple) * multiple, self.least)
-
-
-SHAPE_SEED = 12
-ALIGNED = 8  # elements: 16 bytes in bf16, which kernels need of N and K
-
-
-def drawn_shapes(count: int, rows: Range, sizes: Range, odd_ones: bool, seed: int = SHAPE_SEED) -> list[Shape]:
-    """M, N, K at random, the same ones for a seed. N and K are multiples of 8, but in every fourth with `odd_ones`."""
-    generator = random.Random(seed)
-    shapes = []
-    for index in range(count):
-        multiple = 1 if odd_ones and index % 4 == 3 else ALIGNED
-        shapes.append((rows.draw(generator, 1), sizes.draw(generator, multiple), sizes.draw(generator, multiple)))
-    return shapes
+LAYERS_PAIR = Pair(LAYERS, repeated(linear_gelu), repeated(fused_linear_gelu), repeated_tensors)
 
 
 @dataclass(frozen=True)
@@ -271,29 +386,13 @@ GOALS = (
 )
 
 
-def call_of(case: Figures) -> str:
-    """A case's call."""
-    return " ".join(filter(None, (case["group"], case.get("variant"))))
-
-
-def cases_table(results: Results) -> Table:
-    """Every case with both times."""
-    columns = {
-        "call": call_of,
-        "shape": "shape",
-        "ratio": ratio_of(over_pytorch),
-        "precision": "precision",
-        **times_of({name: name for name in NAMES}),
-    }
-    return case_table("Every case", results["cases"], columns)
-
-
+cases_table = table_of("Every case", {"ratio": ratio_of(over_pytorch), **times_of({name: name for name in NAMES})})
 SUITE = Suite(
     name="host",
-    cases=lambda *kind: list(host_suite(*kind)),
+    cases=host_suite,
     goals=GOALS,
     contenders=NAMES,
-    tables=lambda results: [cases_table(results)],
+    tables=(cases_table,),
     about=[
         f"host: the CPU's time to issue a call, of {TURNS[HOST].timed_calls} calls in a row from an empty queue on; "
         "the device is waited for outside of that time.",

@@ -5,22 +5,41 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from bench import specialized
-from bench.ceilings import Work, ceilings_for, floor_us
-from bench.contenders import AUTOTUNE, COMPILERS, CONTENDERS, CUTFUSE, INTERPRETED, SPECIALIZED, Contender
+import cutfuse
+from bench.contenders import (
+    AUTOTUNE,
+    COMPILERS,
+    CONTENDERS,
+    CUTFUSE,
+    INTERPRETED,
+    LONGEST_WAIT_S,
+    SPECIALIZED,
+    Contender,
+)
 from bench.machine import device_name
 from bench.suite import Case, Figures, Session, Turn
 from bench.tables import note_on, one_line
 from bench.timing import Launch, give_back, interleave
-from bench.workloads import Reference, Run, Workload, note_wrong, relative_error, rounding, squares
+from bench.workloads import (
+    Reference,
+    Run,
+    Work,
+    Workload,
+    ceilings_for,
+    floor_us,
+    note_wrong,
+    relative_error,
+    rounding,
+    squares,
+)
 
 T = TypeVar("T")
 
@@ -97,12 +116,20 @@ class Checked(Generic[T]):
         elif found is not None:
             self.timed[name] = found
 
-    def figures(self, timings: Mapping[str, Any]) -> Figures:
+    def figures(self, times: Mapping[str, Figures]) -> Figures:
         """The case's figures as JSON holds them. A contender may have failed while it was timed."""
-        for name, timing in timings.items():
+        for name, own in times.items():
             if "note" not in self.entries[name]:
-                self.entries[name].update(asdict(timing))
+                self.entries[name].update(own)
         return {"contenders": self.entries}
+
+
+def check_all(session: Session, names: Iterable[str], check: Callable[[str, Figures], T | None]) -> Checked[T]:
+    """The contenders of these names, with the name given to `check` too."""
+    checked: Checked[T] = Checked(session)
+    for name in names:
+        checked.add(name, partial(check, name))
+    return checked
 
 
 def interleaved(checked: Checked[Launch], effort: float = 1.0) -> Figures:
@@ -175,7 +202,9 @@ def prepare(
     def timed() -> Figures:
         if AUTOTUNE in names:
             checked.add(AUTOTUNE, partial(check, CONTENDERS[AUTOTUNE]))
-        specialized.wait()  # Until its epilogues are compiled a call interprets them: that is no call's usual time.
+        cutfuse.wait(
+            LONGEST_WAIT_S
+        )  # Until its epilogues are compiled a call interprets them: that is no call's usual time.
         entries = interleaved(checked, effort)["contenders"]
         figures: Figures = {"contenders": {name: entries[name] for name in CONTENDERS if name in entries}}
         if work is not None:
@@ -197,3 +226,51 @@ def launch_case(
     seconds = CASE_S + sum(guess for name, guess in COMPILERS_S.items() if name in contenders)
     own = partial(prepare, build, key[3], tuple(contenders), work, effort)
     return Case(*key, own, seconds * effort, about or {})
+
+
+@dataclass(frozen=True)
+class Meter:
+    """PyTorch's own counters of a device's memory, in bytes."""
+
+    device: torch.device
+
+    def allocated(self) -> int:
+        """What tensors hold, once the device has done its work."""
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.memory_allocated(self.device)
+
+    def restart_peak(self) -> None:
+        """Forget the peak so far."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak(self) -> int:
+        """The most that tensors held since."""
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.max_memory_allocated(self.device)
+
+
+Forward = Callable[[], Tensor]
+
+
+WARM_UP_STEPS = 2
+
+
+def step_bytes(forward: Forward, leaves: Sequence[Tensor], grad: Tensor, meter: Meter) -> dict[str, int]:
+    """What a step has kept after its forward pass, and its peak. `leaves` need gradients, and `grad` arrives."""
+    before = meter.allocated()
+    meter.restart_peak()
+    y = forward()
+    kept = meter.allocated() - before
+    torch.autograd.grad(y, leaves, grad)
+    return {"kept_bytes": kept, "peak_bytes": meter.peak() - before}
+
+
+def memory_of(steps: Mapping[str, tuple[Forward, Sequence[Tensor]]], grad: Tensor, meter: Meter) -> Figures:
+    """The figures of every contender's step once it is warm, of forward passes and their leaves."""
+    found = {}
+    for name, (forward, leaves) in steps.items():
+        for _ in range(WARM_UP_STEPS):
+            step_bytes(forward, leaves, grad, meter)
+        cutfuse.wait()  # for kernels that are compiled in the background
+        found[name] = step_bytes(forward, leaves, grad, meter)
+    return {"contenders": found}

@@ -30,13 +30,6 @@ def command_output(*arguments: str) -> str | None:
     return lines[0].strip() if lines else ""
 
 
-def git_commit() -> str | None:
-    """The commit of the code, marked where tracked files differ from it, or None outside a git checkout."""
-    commit = command_output("git", "rev-parse", "HEAD")
-    changes = command_output("git", "status", "--porcelain", "--untracked-files=no")
-    return f"{commit} with changes" if commit and changes else commit
-
-
 def cpu_name() -> str:
     """The processor's name as Linux gives it, or its architecture."""
     try:
@@ -61,11 +54,17 @@ def installed_version(package: str) -> str | None:
 
 
 def facts(device: torch.device, commit: str | None) -> dict[str, object]:
-    """Everything that the results of a run depend on; `commit` for where the code is not a git checkout."""
+    """Everything that the results of a run depend on; `commit` for where the code is not a git checkout.
+
+    A commit is marked where tracked files differ from it.
+    """
+    head = command_output("git", "rev-parse", "HEAD")
+    if head and command_output("git", "status", "--porcelain", "--untracked-files=no"):
+        head = f"{head} with changes"
     found: dict[str, object] = {
         "device": device_name(device),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": commit or git_commit(),
+        "commit": commit or head,
         "cutfuse": cutfuse.__version__,
         "cutfuse_kernels": bool(native.core.cuda_build),
         "torch": torch.__version__,

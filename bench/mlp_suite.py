@@ -11,16 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from bench import chain_memory
-from bench.chain_memory import Meter
-from bench.chain_workloads import training
+from bench.chains import training
 from bench.contenders import COMPILE, CONTENDERS, EAGER, FUSED, slow_compilers
 from bench.goals import MEAN, cases_with, over
-from bench.host_suite import Range, drawn_shapes
-from bench.launches import launch_case
-from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
-from bench.tables import Table, case_table, of, ratio_of, times_of
-from bench.workloads import Reference, Shape, Workload, dimensions, random_tensor
+from bench.launches import Meter, launch_case, memory_of
+from bench.suite import Case, Figures, Goal, Session, Suite, Turn
+from bench.tables import of, ratio_of, table_of, times_of
+from bench.workloads import Range, Reference, Shape, Workload, dimensions, drawn_shapes, random_tensor
 
 FORWARD, TRAINING, MEMORY = GROUPS = ("forward", "training step", "memory")
 PYTORCH = (EAGER, COMPILE)
@@ -93,13 +90,14 @@ class Kind:
         reference = Reference(rows, shape[0], parameters[0].shape[0])
         return Workload(tuple(tensors), self.eager, self.fused, reference)
 
-    def cases(self, shape: Shape, variant: str) -> Iterator[Case]:
+    def cases(self, shape: Shape, variant: str, with_memory: bool) -> Iterator[Case]:
         """Forwards, in training and of its memory."""
         label = dimensions(shape)
         for group in (FORWARD, TRAINING):
             build = partial(self.build, group, shape)
             yield launch_case((group, variant, label, PRECISION), build, (*PYTORCH, FUSED))
-        yield Case(MEMORY, variant, label, PRECISION, partial(prepare_memory, self, shape), needs_grad=True)
+        if with_memory:
+            yield Case(MEMORY, variant, label, PRECISION, partial(prepare_memory, self, shape), needs_grad=True)
 
 
 KINDS = (
@@ -123,7 +121,7 @@ def measure_memory(kind: Kind, shape: Shape, device: torch.device, meter: Meter)
     for leaf in leaves:
         leaf.requires_grad_()
     steps = {name: (partial(function, *leaves), leaves) for name, function in functions.items()}
-    found = chain_memory.measure(steps, grad, meter)
+    found = memory_of(steps, grad, meter)
     for entry in found["contenders"].values():
         entry["kept_bytes"] -= grad.untyped_storage().nbytes()  # the result, which is no activation
     return found
@@ -138,16 +136,12 @@ def mlp_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
     """The MLPs of `KINDS`, and as many of each at random as the seed draws; memory on a GPU's sizes alone."""
     for kind in KINDS:
         for shape in SMALL_SHAPES if small else kind.shapes[:1] if quick else kind.shapes:
-            yield from _measured(kind.cases(shape, kind.name), small)
+            yield from kind.cases(shape, kind.name, not small)
     ranges = (SMALL_ROWS, SMALL_SIZES) if small else (RANDOM_ROWS, RANDOM_SIZES)
     count = len(KINDS) if small or quick else RANDOM_COUNT
     for number, shape in enumerate(drawn_shapes(count, *ranges, odd_ones=True, seed=seed)):
         kind = KINDS[number % len(KINDS)]
-        yield from _measured(kind.cases(shape, f"{number} {kind.name}, drawn"), small)
-
-
-def _measured(cases: Iterator[Case], small: bool) -> Iterator[Case]:
-    return (case for case in cases if not small or case.group != MEMORY)
+        yield from kind.cases(shape, f"{number} {kind.name}, drawn", not small)
 
 
 # Over the faster of PyTorch's ways.
@@ -167,30 +161,22 @@ def goals() -> Iterator[Goal]:
         yield Goal(f"drawn, {group}", best, drawn, over_pytorch, None, MEAN)
 
 
-def tables(results: Results) -> list[Table]:
-    """The times, and the memory."""
-    key = {name: name for name in ("group", "variant", "shape")}
-    times = times_of({name: CONTENDERS[name].label for name in (*PYTORCH, FUSED)})
-    memory = {
-        f"{name}, {measure} MB": of(name, f"{measure}_bytes", lambda value: f"{value / 1e6:.0f}")
-        for name in (EAGER, COMPILE, FUSED, RECOMPUTED)
-        for measure in ("kept", "peak")
-    }
-    timed = [case for case in results["cases"] if case["group"] != MEMORY]
-    weighed = [case for case in results["cases"] if case["group"] == MEMORY]
-    return [
-        case_table("Times", timed, {**key, **times, "over PyTorch": ratio_of(over_pytorch)}),
-        case_table("Memory of a step", weighed, {**key, **memory}),
-    ]
-
-
+MEMORY_COLUMNS = {
+    f"{name}, {measure} MB": of(name, f"{measure}_bytes", lambda value: f"{value / 1e6:.0f}")
+    for name in (EAGER, COMPILE, FUSED, RECOMPUTED)
+    for measure in ("kept", "peak")
+}
+TIMES = times_of({name: CONTENDERS[name].label for name in (*PYTORCH, FUSED)})
 SUITE = Suite(
     name="mlp",
-    cases=lambda *kind: list(mlp_cases(*kind)),
+    cases=mlp_cases,
     goals=tuple(goals()),
     contenders=(*PYTORCH, FUSED),
     left_out=slow_compilers,
-    tables=tables,
+    tables=(
+        table_of("Times", {**TIMES, "over PyTorch": ratio_of(over_pytorch)}, cases_with(group=(FORWARD, TRAINING))),
+        table_of("Memory of a step", MEMORY_COLUMNS, cases_with(group=MEMORY)),
+    ),
     about=(
         "The device's time behind a queue of launches, contenders interleaved in random order; medians in "
         "microseconds. Shapes are rows, the hidden width and the width.",

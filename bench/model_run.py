@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import math
+import re
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,38 +16,281 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
+from torch.overrides import TorchFunctionMode
 
-from bench import model_errors
+import cutfuse
 from bench.launches import Checked
-from bench.model_contenders import CONTENDERS, EAGER, GRAPHS_MODE, Contender
-from bench.model_fusion import explained, fused_of
 from bench.model_zoo import FORWARD, TRAINING, Inputs, Model
 from bench.suite import Figures, Session, Turn
+from bench.tables import one_line
 from bench.timing import Call, Clock, give_back, time_models, warm_up
 from bench.workloads import PRECISIONS, WRONG_ABOVE, frobenius_error
+
+GRAPHS_MODE = "reduce-overhead"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`backend` and `mode` are torch.compile's; without a backend the model runs as it is."""
+
+    name: str
+    label: str
+    backend: str | None = None
+    mode: str | None = None
+
+    def of(self, module: nn.Module) -> Callable[..., Any]:
+        """What to call in place of the module; it compiles in its first call."""
+        return module if self.backend is None else torch.compile(module, backend=self.backend, mode=self.mode)
+
+
+EAGER = Contender("eager", "eager")
+COMPILE = Contender("compile", "torch.compile", "inductor")
+COMPILE_GRAPHS = Contender("compile-graphs", "torch.compile, CUDA graphs", "inductor", GRAPHS_MODE)
+CUTFUSE = Contender("cutfuse", "cutfuse", "cutfuse")
+CUTFUSE_GRAPHS = Contender("cutfuse-graphs", "cutfuse, CUDA graphs", "cutfuse", GRAPHS_MODE)
+CONTENDERS: Mapping[str, Contender] = {
+    contender.name: contender for contender in (EAGER, COMPILE, COMPILE_GRAPHS, CUTFUSE, CUTFUSE_GRAPHS)
+}
+
+# The faster of eager and a compiler is what a user would choose.
+FASTER, FASTER_GRAPHS = (EAGER, COMPILE), (EAGER, COMPILE_GRAPHS)
+
+
+def without_graphs(is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
+    """The modes with CUDA graphs, which a CPU does not have."""
+    del is_quick
+    return () if is_cuda else tuple(name for name, found in CONTENDERS.items() if found.mode == GRAPHS_MODE)
+
+
+FATE = ("fused", "program", "ended_at", "reason")
+# Of two predictions, as cutfuse.compile.choice words them; the second is what would have been fused.
+PREDICTIONS = re.compile(r"predicted to take [\d.]+ us, (.+?),? [\d.]+ us.*")
+
+
+def pattern_of(module: str) -> str:
+    """A module's name with "*" for the numbers of layers; a name of nothing but numbers stays."""
+    parts = module.split(".")
+    return module if all(map(str.isdigit, parts)) else ".".join("*" if part.isdigit() else part for part in parts)
+
+
+def product_rows(products: Iterable[Any]) -> list[dict[str, Any]]:
+    """A model's products for the results file: one row for those that differ by the layer's number only."""
+    counts = Counter(
+        (
+            pattern_of(product.module),
+            int(product.m),
+            int(product.n),
+            int(product.k),
+            str(product.dtype).removeprefix("torch."),
+            bool(product.is_fused),
+            product.program,
+            product.ended_at,
+            product.reason,
+        )
+        for product in products
+    )
+    names = ("module", "m", "n", "k", "dtype", "fused", "program", "ended_at", "reason")
+    return [{**dict(zip(names, row, strict=True)), "count": count} for row, count in counts.items()]
+
+
+def explained(
+    module: nn.Module, inputs: Inputs, explain: Callable[..., Any] | None = None
+) -> tuple[list[dict[str, Any]], str]:
+    """The rows of a model's products, and a note where the explanation failed."""
+    try:
+        explanation = (explain or cutfuse.explain_model)(module, *inputs.arguments, **inputs.keywords)
+        return product_rows(explanation.products), ""
+    except Exception as error:  # The times are good without the explanation; the report shows why it is missing.
+        return [], f"explain failed: {one_line(error)}"
+
+
+def fused_of(rows: Sequence[dict[str, Any]]) -> str:
+    """How many products are fused, of how many; empty without products."""
+    fused, whole = (sum(row["count"] for row in own) for own in ([row for row in rows if row["fused"]], rows))
+    return f"{fused} of {whole}" if rows else ""
+
+
+def kind_of(reason: str) -> str:
+    """A reason without the predicted times, by which two layers that are left for the same reason would differ."""
+    return PREDICTIONS.sub(r"predicted to take less than \1", reason)
+
+
+def names_of(own: Sequence[dict[str, Any]], all_cases: Sequence[dict[str, Any]]) -> str:
+    """The cases `own` of one model's: "all", a variant and precision for all of its shapes, or with the shapes."""
+    if len(own) == len(all_cases):
+        return "all"
+    named: dict[str, list[str]] = {}
+    for case in own:
+        named.setdefault(f"{case['variant']} {case['precision']}", []).append(case["shape"])
+    whole = Counter(f"{case['variant']} {case['precision']}" for case in all_cases)
+    return "; ".join(
+        name if len(shapes) == whole[name] else f"{name} {', '.join(shapes)}" for name, shapes in named.items()
+    )
+
+
+def fates_of(cases: Iterable[dict[str, Any]]) -> dict[tuple[Any, ...], str]:
+    """By model, layer and what became of it: the names of the cases in which that became of it."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    explained_cases: dict[str, list[dict[str, Any]]] = {}
+    for case in cases:
+        if not case.get("products"):
+            continue
+        explained_cases.setdefault(case["group"], []).append(case)
+        for row in case["products"]:
+            layer = f"{row['count']} x {row['module']} {row['n']}x{row['k']}"
+            fate = {**row, "reason": kind_of(row["reason"])}
+            own = found.setdefault((case["group"], layer, *(fate[part] for part in FATE)), [])
+            if case not in own:
+                own.append(case)
+    return {key: names_of(own, explained_cases[key[0]]) for key, own in found.items()}
+
+
+def fusion_rows(cases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What became of every model's products over all of its cases: a row for the layers that were treated alike.
+
+    `layers` names them with how often they occur and their N x K. `cases` is "all" where that is every case of the
+    model that has an explanation.
+    """
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for (model, layer, *fate), own in fates_of(cases).items():
+        about = {"model": model, **dict(zip(FATE, fate, strict=True)), "cases": own}
+        rows.setdefault(tuple(about.values()), {**about, "layers": []})["layers"].append(layer)
+    order = list(dict.fromkeys(row["model"] for row in rows.values()))
+    return sorted(rows.values(), key=lambda row: order.index(row["model"]))
+
+
+# Of FORWARD or TRAINING.
+InputsFor = Callable[[str], Inputs]
+
+
+class WithoutFp32(TorchFunctionMode):
+    """Makes fp64 of the fp32 that a model asks for, as in a norm: the reference is to be in fp64 throughout."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.float:
+            return args[0].double()
+        return func(*map(widened_type, args), **{name: widened_type(item) for name, item in (kwargs or {}).items()})
+
+
+def widened_type(value: Any) -> Any:
+    """fp64 for fp32."""
+    return torch.float64 if value is torch.float32 else value
+
+
+def widened(value: Any) -> Any:
+    """A copy of an argument in fp64: a tensor, or a cache of keys and values; anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value.clone()
+    if not hasattr(value, "layers"):
+        return value
+    cache = copy.copy(value)
+    cache.layers = [copy.copy(layer) for layer in value.layers]
+    for layer in cache.layers:
+        tensors = {name: widened(item) for name, item in vars(layer).items() if isinstance(item, Tensor)}
+        vars(layer).update(tensors)
+    return cache
+
+
+def in_fp64(module: nn.Module) -> tuple[nn.Module, Callable[..., Any]]:
+    """A copy of the module in fp64, and a call of it that computes in nothing less."""
+    wide = copy.deepcopy(module).double()
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        with WithoutFp32():
+            return wide(*arguments, **keywords)
+
+    return wide, call
+
+
+def widened_inputs(inputs: Inputs) -> Inputs:
+    """The same inputs in fp64."""
+    keywords = {name: widened(item) for name, item in inputs.keywords.items()}
+    return replace(inputs, arguments=tuple(map(widened, inputs.arguments)), keywords=keywords)
+
+
+def trained(module: nn.Module) -> list[Tensor]:
+    """The parameters that have a gradient."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def output_of(model: Callable[..., Any], inputs: Inputs) -> Tensor:
+    """The forward pass's result, without gradients."""
+    with torch.no_grad():
+        inputs.rewind(inputs)
+        return inputs.call(model)
+
+
+def gradients_of(model: Callable[..., Any], module: nn.Module, inputs: Inputs, seed: int) -> list[Tensor]:
+    """The gradients of the module's parameters; a random one comes in where the model's result is no loss."""
+    with torch.enable_grad():
+        inputs.rewind(inputs)
+        result = inputs.call(model)
+        generator = torch.Generator(result.device).manual_seed(seed)
+        incoming = torch.randn(result.shape, dtype=torch.float32, device=result.device, generator=generator)
+        # Rounded to bf16, so that it is the same in every precision; of a loss it is 1.
+        incoming = torch.ones_like(result) if result.dim() == 0 else incoming.bfloat16().to(result.dtype)
+        parameters = trained(module)
+        found = torch.autograd.grad(result, parameters, incoming, allow_unused=True)
+    return [
+        torch.zeros_like(parameter) if gradient is None else gradient
+        for parameter, gradient in zip(parameters, found, strict=True)
+    ]
+
+
+def joint_error(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    """The relative error of tensors as if they were one; infinite where one is not a number."""
+    difference = sum((one.double() - other).square().sum().item() for one, other in zip(results, exact, strict=True))
+    norm = sum(other.square().sum().item() for other in exact)
+    error = math.sqrt(difference / norm) if norm else math.sqrt(difference)
+    return error if math.isfinite(error) else math.inf
+
+
+def errors_of(
+    session: Session, contenders: Sequence[Contender], module: nn.Module, inputs_for: InputsFor, is_trained: bool
+) -> Figures:
+    """Every contender's errors but for those with CUDA graphs, which run the kernels of those without.
+
+    The module is in eval mode throughout, so that it drops no elements at random.
+    """
+    seed = 1
+    wide, call = in_fp64(module)
+    inputs = inputs_for(FORWARD)
+    exact = output_of(call, widened_inputs(inputs))
+    learning = inputs_for(TRAINING) if is_trained else inputs
+    gradients = gradients_of(call, wide, widened_inputs(learning), seed) if is_trained else []
+    del wide, call
+    checked: Checked[None] = Checked(session)
+
+    def check(contender: Contender, entry: Figures) -> None:
+        entry["error"] = frobenius_error(output_of(contender.of(module), inputs), exact)
+        if is_trained:
+            found = gradients_of(contender.of(module), module, learning, seed)
+            entry["gradient_error"] = joint_error(found, gradients)
+
+    for contender in contenders:
+        if contender.mode != GRAPHS_MODE:
+            checked.add(contender.name, partial(check, contender))
+    return checked.figures({})
+
 
 BATCH_SIZES = (2, 3, 5, 6, 8)
 
 
-@contextmanager
-def without_caches() -> Iterator[None]:
-    """Nothing that was compiled before is found, in memory or in files, and nothing is kept."""
+def cold_seconds(contender: Contender, module: nn.Module, inputs: Inputs, clock: Clock) -> float:
+    """The time of the first call, which compiles: nothing that was compiled before is found, in memory or in files."""
     torch._dynamo.reset()
     with warnings.catch_warnings(), fresh_cache(), torch._inductor.config.patch(force_disable_caches=True):
         warnings.filterwarnings("ignore", "dynamo_pgo force disabled")  # It says what was asked for.
-        yield
-    torch._dynamo.reset()
-
-
-def cold_seconds(contender: Contender, module: nn.Module, inputs: Inputs, clock: Clock) -> float:
-    """The time of the first call, which compiles."""
-    with without_caches():
         inputs.rewind(inputs)
         clock.wait()
         began = time.perf_counter()
         inputs.call(contender.of(module))
         clock.wait()
-        return time.perf_counter() - began
+        seconds = time.perf_counter() - began
+    torch._dynamo.reset()
+    return seconds
 
 
 def graphs_of(contender: Contender, module: nn.Module, inputs_of: Callable[[int], Inputs]) -> int:
@@ -74,12 +320,6 @@ def gradient_of(module: nn.Module, inputs: Inputs, seed: int) -> Tensor | None:
     return torch.randn(result.shape, dtype=result.dtype, device=result.device, generator=generator)
 
 
-def optimizer_for(module: nn.Module) -> torch.optim.Optimizer:
-    """An AdamW that does all of its work and leaves the weights as they are, so that every contender has the same."""
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(parameters, lr=0.0, fused=True)
-
-
 def caller_for(kind: str, module: nn.Module, inputs: Inputs, seed: int) -> Callable[[Contender], Call]:
     """What gives a contender's call: a forward pass, or one with a backward pass and the optimizer's step."""
 
@@ -93,7 +333,9 @@ def caller_for(kind: str, module: nn.Module, inputs: Inputs, seed: int) -> Calla
 
     if kind != TRAINING:
         return forward_call
-    gradient, optimizer = gradient_of(module, inputs, seed), optimizer_for(module)
+    gradient = gradient_of(module, inputs, seed)
+    # It does all of its work and leaves the weights as they are, so that every contender has the same.
+    optimizer = torch.optim.AdamW(trained(module), lr=0.0, fused=True)
 
     def training_call(contender: Contender) -> Call:
         model = contender.of(module)
@@ -116,14 +358,6 @@ def note_on_result(result: Any, expected: Tensor | None, precision: str) -> str:
         return f"wrong: the result has shape {tuple(result.shape)}, and eager's has {tuple(expected.shape)}"
     error = frobenius_error(result, expected)
     return f"wrong: relative difference {error:.1e} to eager" if error > 2 * WRONG_ABOVE[precision] else ""
-
-
-def expected_of(kind: str, module: nn.Module, inputs: Inputs) -> Tensor | None:
-    """Eager's result as fp64 numbers; None for training, where a model may drop elements at random."""
-    if kind == TRAINING:
-        return None
-    inputs.rewind(inputs)
-    return inputs.call(module).double()
 
 
 @dataclass(frozen=True)
@@ -181,7 +415,7 @@ class Subject:
             return self.inputs(module, session, kind, self.batch)
 
         is_trained = self.model.batches.training is not None
-        return model_errors.run(session, contenders_of(session), module, inputs_for, is_trained)
+        return errors_of(session, contenders_of(session), module, inputs_for, is_trained)
 
     def compilation(self, session: Session) -> Figures:
         """How long each compiler takes, and how many graphs it makes; `jobs` processes compile side by side."""
@@ -209,7 +443,9 @@ class Subject:
         about: Figures = {"products": products, "fused": fused_of(products), **({"note": note} if note else {})}
         torch._dynamo.reset()  # Explaining is not to leave anything that a contender finds.
         with session.turns.alone():
-            expected = expected_of(self.kind, module, inputs)
+            inputs.rewind(inputs)
+            # None for training, where a model may drop elements at random.
+            expected = None if self.kind == TRAINING else inputs.call(module).double()
             call_of = caller_for(self.kind, module, inputs, session.seed)
         checked: Checked[Started] = Checked(session)
 

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import torch
-
-from bench.goals import MEAN, WORST, figure_of
-from bench.model_contenders import (
+from bench.goals import MEAN, WORST, cases_with, figure_of, quotient
+from bench.model_run import (
+    COMPILATION,
     COMPILE,
     CONTENDERS,
     CUTFUSE,
     CUTFUSE_GRAPHS,
     EAGER,
+    ERRORS,
     FASTER,
     FASTER_GRAPHS,
     Contender,
+    Subject,
+    fusion_rows,
     without_graphs,
 )
-from bench.model_fusion import fusion_rows
-from bench.model_run import COMPILATION, ERRORS, Subject
 from bench.model_zoo import FORWARD, MODELS, PACKAGES, TRAINING, Model, remark_on
-from bench.runner import release
 from bench.suite import Case, Figures, Goal, Results, Suite, title_of
-from bench.tables import MISSING, Table, case_table, error, figure, microseconds, of, ratio, ratio_of
+from bench.tables import MISSING, Table, case_table, error, figure, microseconds, of, ratio, ratio_of, table_of
 from bench.timing import Effort
 
 PASSES = (FORWARD, TRAINING)
@@ -38,29 +36,25 @@ SIZES = {"DLRM bottom MLP": 0.1, "DLRM top MLP": 0.1, "Llama 1B": 2.0, "Llama 1B
 CASE_S, SMALL_CASE_S = 45.0, 5.0
 
 
-def case_of(subject: Subject, load: str) -> Case:
-    """A case; `load` tells a small batch from one that fills the card."""
-    size = 4.0 if subject.kind == TRAINING else 2.0 if load == FULL_BATCH else 1.0
-    weight = size * (2.0 if subject.precision == "fp32" else 1.0) * SIZES.get(subject.model.name, 1.0)
-    return Case(
-        subject.model.name,
-        subject.kind,
-        f"batch {subject.batch}",
-        subject.precision,
-        subject.prepare,
-        weight * (SMALL_CASE_S if subject.is_small else CASE_S),
-        {"load": load},
-        subject.model.package,
-        needs_grad=subject.kind == TRAINING,
-    )
-
-
 def cases_of_model(model: Model, is_small: bool) -> Iterator[Case]:
     """A model's cases: times first, the smaller batch before the larger."""
     batches = model.batches.reduced() if is_small else model.batches
 
     def case(kind: str, precision: str, batch: int, load: str) -> Case:
-        return case_of(Subject(model, kind, precision, batch, is_small), load)
+        """`load` tells a small batch from one that fills the card."""
+        size = 4.0 if kind == TRAINING else 2.0 if load == FULL_BATCH else 1.0
+        weight = size * (2.0 if precision == "fp32" else 1.0) * SIZES.get(model.name, 1.0)
+        return Case(
+            model.name,
+            kind,
+            f"batch {batch}",
+            precision,
+            Subject(model, kind, precision, batch, is_small).prepare,
+            weight * (SMALL_CASE_S if is_small else CASE_S),
+            {"load": load},
+            model.package,
+            needs_grad=kind == TRAINING,
+        )
 
     for precision in PRECISIONS:
         yield case(FORWARD, precision, batches.small, SMALL_BATCH)
@@ -92,12 +86,9 @@ UNTRAINED = {model.name for model in MODELS if model.batches.training is None}
 
 
 def over(own: Contender, rivals: Sequence[Contender], name: str, case: Figures) -> float | None:
-    """A figure of the one over the least of the others'; 1 where both are nothing, None where one was not measured."""
-    mine, *others = (figure_of(case, contender.name, name) for contender in (own, *rivals))
-    measured = [other for other in others if other is not None]
-    if mine is None or len(measured) < len(rivals):
-        return None
-    return mine / min(measured) if min(measured) else 1.0 if mine == 0 else math.inf
+    """A figure of the one over the least of the others'; None where one was not measured."""
+    others = [figure_of(case, contender.name, name) for contender in rivals]
+    return None if None in others else quotient(figure_of(case, own.name, name), min(others))
 
 
 def goal(
@@ -168,45 +159,16 @@ def quotients_text(own: Contender, rivals: Sequence[Contender], case: Figures) -
     return MISSING if None in found else " / ".join(map(ratio, found))
 
 
-def cases_of(results: Results, *kinds: str) -> list[Figures]:
-    """The cases of some kinds."""
-    return [case for case in results["cases"] if case["variant"] in kinds]
-
-
-def times_table(results: Results) -> Table:
-    """Every timed case."""
-    columns = {
-        "model": "group",
-        "pass": lambda case: f"{case['variant']}, {case['shape']}, {case['precision']}",
-        "cutfuse / faster of both": partial(quotients_text, CUTFUSE, FASTER),
-        "with CUDA graphs": partial(quotients_text, CUTFUSE_GRAPHS, FASTER_GRAPHS),
-        "products fused": "fused",
-        **{f"{own.label} ms": partial(times_text, name) for name, own in CONTENDERS.items()},
-    }
-    return case_table("Times in milliseconds: GPU / wall", cases_of(results, *PASSES), columns)
-
-
 def figures_of(name: str, contenders: Sequence[Contender], text: Callable[[Any], str]) -> dict[str, Any]:
     """The columns of a figure of some contenders."""
     return {f"{FIGURES[name]}: {own.label}": of(own.name, name, text) for own in contenders}
 
 
-def compilation_table(results: Results) -> Table:
-    """Compile times and numbers of graphs."""
-    compilers = (COMPILE, CUTFUSE)
-    columns = {"model": "group", **figures_of(COLD, compilers, "{:.1f} s".format), **figures_of(GRAPHS, compilers, str)}
-    return case_table("Compilation", cases_of(results, COMPILATION), columns)
-
-
-def errors_table(results: Results, name: str) -> Table:
-    """Errors against fp64, with cutfuse's ratio to eager's."""
-    columns = {
-        "model": "group",
-        "precision": "precision",
-        "cutfuse / eager": ratio_of(partial(over, CUTFUSE, (EAGER,), name)),
-        **figures_of(name, (EAGER, COMPILE, CUTFUSE), error),
-    }
-    return case_table(f"Relative errors against fp64, {FIGURES[name]}", cases_of(results, ERRORS), columns)
+def errors_table(name: str) -> Callable[[Results], Table]:
+    """Makes the table of errors against fp64, with cutfuse's ratio to eager's."""
+    own = {"cutfuse / eager": ratio_of(partial(over, CUTFUSE, (EAGER,), name))}
+    columns = {**own, **figures_of(name, (EAGER, COMPILE, CUTFUSE), error)}
+    return table_of(f"Relative errors against fp64, {FIGURES[name]}", columns, cases_with(variant=ERRORS))
 
 
 def fusion_table(results: Results) -> Table:
@@ -223,24 +185,6 @@ def fusion_table(results: Results) -> Table:
     return case_table("What became of each product", results["fusion"], columns)
 
 
-def tables(results: Results) -> list[Table]:
-    """Times, compilation, errors, and what was fused."""
-    errors = [errors_table(results, name) for name in (ERROR, GRADIENT_ERROR)]
-    return [times_table(results), compilation_table(results), *errors, fusion_table(results)]
-
-
-def graph_lines(results: Results) -> list[str]:
-    """Where a contender with CUDA graphs ran without them."""
-    found: dict[str, list[str]] = {}
-    for case in results["cases"]:
-        for name, entry in case["contenders"].items():
-            if "without_graphs" in entry:
-                found.setdefault(name, []).append(title_of(case))
-    return [
-        f"{CONTENDERS[name].label}: Inductor did without them in {'; '.join(titles)}." for name, titles in found.items()
-    ]
-
-
 def notes(results: Results) -> list[str]:
     """Of a run: how many processes compiled, which contenders ran without CUDA graphs, which models are missing."""
     lines = []
@@ -252,7 +196,16 @@ def notes(results: Results) -> list[str]:
     if not results["machine"].get("capability"):
         lines.append("On a CPU both compilers call PyTorch's operations, as a C++ compiler would take minutes.")
     missing = [remark_on(package) for package in PACKAGES if results["machine"].get(package) is None]
-    return [*lines, *graph_lines(results), *missing]
+    without: dict[str, list[str]] = {}
+    for case in results["cases"]:
+        for name, entry in case["contenders"].items():
+            if "without_graphs" in entry:
+                without.setdefault(name, []).append(title_of(case))
+    lines += [
+        f"{CONTENDERS[name].label}: Inductor did without them in {'; '.join(titles)}."
+        for name, titles in without.items()
+    ]
+    return [*lines, *missing]
 
 
 def derived(results: Results) -> Results:
@@ -261,23 +214,35 @@ def derived(results: Results) -> Results:
     return {"fusion": fusion_rows(results["cases"]) if has_products else results.get("fusion", [])}
 
 
-def free(device: torch.device) -> None:
-    """Free a case's memory, CUDA graphs' too: PyTorch 2.8 keeps those when its compilers are reset."""
-    if device.type == "cuda":
-        from torch._inductor.cudagraph_trees import reset_cudagraph_trees
-
-        torch.cuda.synchronize(device)
-        reset_cudagraph_trees()
-    release(device)
-
-
 SUITE = Suite(
     name="models",
     cases=lambda is_small, is_quick, seed: all_cases(is_small or is_quick),
     goals=GOALS,
     contenders=tuple(CONTENDERS),
     left_out=without_graphs,
-    tables=tables,
+    tables=(
+        table_of(
+            "Times in milliseconds: GPU / wall",
+            {
+                "cutfuse / faster of both": partial(quotients_text, CUTFUSE, FASTER),
+                "with CUDA graphs": partial(quotients_text, CUTFUSE_GRAPHS, FASTER_GRAPHS),
+                "products fused": "fused",
+                **{f"{own.label} ms": partial(times_text, name) for name, own in CONTENDERS.items()},
+            },
+            cases_with(variant=PASSES),
+        ),
+        table_of(
+            "Compilation",
+            {
+                **figures_of(COLD, (COMPILE, CUTFUSE), "{:.1f} s".format),
+                **figures_of(GRAPHS, (COMPILE, CUTFUSE), str),
+            },
+            cases_with(variant=COMPILATION),
+        ),
+        errors_table(ERROR),
+        errors_table(GRADIENT_ERROR),
+        fusion_table,
+    ),
     about=[
         "GPU: the device's time of a call that is queued behind other work. Wall: from the call until its result is "
         "there. Medians; contenders in turns, in random order, weights and inputs shared.",
@@ -297,6 +262,5 @@ SUITE = Suite(
     effort=Effort(5.0, 7, 100),
     quick_effort=Effort(0.1, 3, 20),
     time_limit_s=4 * 3600.0,
-    release=free,
     derived=derived,
 )

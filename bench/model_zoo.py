@@ -16,23 +16,25 @@ import torch
 from torch import Tensor, nn
 
 
-def timm_model(name: str, **sizes: Any) -> nn.Module:
-    """A model of timm by its name."""
+def timm_model(name: str, reduced: dict[str, Any], small: bool) -> nn.Module:
+    """A model of timm by its name. reduced: the sizes of the small one."""
     import timm
 
-    return timm.create_model(name, pretrained=False, **sizes)
+    return timm.create_model(name, pretrained=False, **(reduced if small else {}))
 
 
-def vit(small: bool) -> nn.Module:
-    """ViT-B/16: 197 tokens of 224x224 pixels."""
-    sizes = {"depth": 2, "embed_dim": 64, "num_heads": 2, "num_classes": 32, "img_size": 64} if small else {}
-    return timm_model("vit_base_patch16_224", **sizes)
-
-
-def convnext(small: bool) -> nn.Module:
-    """ConvNeXt-B."""
-    sizes = {"depths": (1, 1, 2, 1), "dims": (16, 32, 64, 64), "num_classes": 32} if small else {}
-    return timm_model("convnext_base", **sizes)
+# Of 224x224 pixels; ViT makes 197 tokens of them, and Swin has windows of 7x7.
+vit = partial(
+    timm_model,
+    "vit_base_patch16_224",
+    {"depth": 2, "embed_dim": 64, "num_heads": 2, "num_classes": 32, "img_size": 64},
+)
+convnext = partial(timm_model, "convnext_base", {"depths": (1, 1, 2, 1), "dims": (16, 32, 64, 64), "num_classes": 32})
+swin = partial(
+    timm_model,
+    "swin_base_patch4_window7_224",
+    {"depths": (2, 2), "embed_dim": 32, "num_heads": (2, 4), "num_classes": 32, "img_size": 56},
+)
 
 
 def mixer(small: bool) -> nn.Module:
@@ -43,14 +45,6 @@ def mixer(small: bool) -> nn.Module:
     if small:
         return MlpMixer(num_classes=32, img_size=64, num_blocks=2, embed_dim=64)
     return MlpMixer(num_blocks=12, embed_dim=768)
-
-
-def swin(small: bool) -> nn.Module:
-    """Swin-B with windows of 7x7."""
-    sizes: dict[str, Any] = {}
-    if small:
-        sizes = {"depths": (2, 2), "embed_dim": 32, "num_heads": (2, 4), "num_classes": 32, "img_size": 56}
-    return timm_model("swin_base_patch4_window7_224", **sizes)
 
 
 def bert(small: bool) -> nn.Module:
@@ -112,40 +106,25 @@ def llama(small: bool) -> nn.Module:
     return LlamaForCausalLM(LlamaConfig(use_cache=False, tie_word_embeddings=True, **sizes, **heads))
 
 
-def mlp(widths: tuple[int, ...], last: nn.Module) -> nn.Sequential:
+def mlp(full: tuple[int, ...], reduced: tuple[int, ...], last: type[nn.Module], small: bool) -> nn.Sequential:
     """Linear layers of these widths with ReLU between, and `last` at the end."""
     layers: list[nn.Module] = []
-    for width, following in pairwise(widths):
+    for width, following in pairwise(reduced if small else full):
         layers += [nn.Linear(width, following), nn.ReLU()]
-    return nn.Sequential(*layers[:-1], last)
+    return nn.Sequential(*layers[:-1], last())
 
 
-def bottom_mlp(small: bool) -> nn.Module:
-    """DLRM's MLP of the dense features, which ends in ReLU as those before."""
-    return mlp((13, 64, 32, 16) if small else (13, 512, 256, 128), nn.ReLU())
-
-
-def top_mlp(small: bool) -> nn.Module:
-    """DLRM's MLP of the features' interactions, which ends in a probability."""
-    return mlp((59, 64, 64, 32, 1) if small else (479, 1024, 1024, 512, 256, 1), nn.Sigmoid())
+# DLRM's MLPs: of the dense features, which ends in ReLU as those before, and of the features' interactions.
+bottom_mlp = partial(mlp, (13, 512, 256, 128), (13, 64, 32, 16), nn.ReLU)
+top_mlp = partial(mlp, (479, 1024, 1024, 512, 256, 1), (59, 64, 64, 32, 1), nn.Sigmoid)
 
 
 FORWARD, TRAINING = "forward", "training"
 
 
-def itself(result: Tensor) -> Tensor:
-    """What a model gives that is a tensor."""
-    return result
-
-
 def field_of(name: str) -> Callable[[Any], Tensor]:
     """Takes one tensor from what a model of transformers gives."""
     return lambda result: getattr(result, name)
-
-
-def nothing(inputs: Inputs) -> None:
-    """For models that no call changes."""
-    del inputs
 
 
 @dataclass(frozen=True)
@@ -157,8 +136,8 @@ class Inputs:
 
     arguments: tuple[Any, ...] = ()
     keywords: dict[str, Any] = field(default_factory=dict)
-    tensor: Callable[[Any], Tensor] = itself
-    rewind: Callable[[Inputs], None] = nothing
+    tensor: Callable[[Any], Tensor] = lambda result: result
+    rewind: Callable[[Inputs], None] = lambda inputs: None
 
     def call(self, model: Callable[..., Any]) -> Tensor:
         """The tensor of a call of `model`, compiled or not."""

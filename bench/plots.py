@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,16 +22,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
 
-from bench import accuracy_suite, chain_suite, contenders, fp32_suite, head_suite, host_suite, model_contenders
+from bench import accuracy_suite, chain_suite, contenders, fp32_suite, head_suite, host_suite, model_run
 from bench import gains as readme
 from bench.goals import Line, lines_of, median
 from bench.goals import figure_of as value_of
-from bench.host_calls import PYTORCH
+from bench.host_suite import PYTORCH
 from bench.model_suite import FULL_BATCH, GPU, SMALL_BATCH, WALL, over
 from bench.model_zoo import FORWARD, TRAINING
 from bench.report import heading, value_text
 from bench.results import committed, committed_suites
-from bench.suite import Figures, Results, suite_of
+from bench.suite import Results, suite_of
 from bench.tables import duration, error, ratio
 from bench.workloads import PRECISIONS
 
@@ -212,9 +212,14 @@ def figure_of(panels: Sequence[Panel], *headings: str) -> Figure | None:
     return figure
 
 
-def reference(results: Results) -> Figure | None:
+def plotted(panels_of: Callable[[Results], Iterable[Panel]]) -> Draw:
+    """The plot of what gives panels, under what was run where."""
+    return lambda results: figure_of([*panels_of(results)], heading(results))
+
+
+@plotted
+def reference(results: Results) -> Iterator[Panel]:
     """Every contender's time over the floor that the card's measured ceilings give, or over eager's."""
-    panels: list[Panel] = []
     labels = {name: own.label for name, own in contenders.CONTENDERS.items()}
     for precision in PRECISIONS:
         rows: dict[str, list[Dot]] = {}
@@ -228,35 +233,33 @@ def reference(results: Results) -> Figure | None:
                     Dot(time / base, name, text=duration(time) if name == contenders.FUSED else "")
                     for name, time in times.items()
                 ]
-        panels += dots_panels(rows, labels, f"{precision}: time / {over_what}, and cutfuse's time")
-    return figure_of(panels, heading(results))
+        yield from dots_panels(rows, labels, f"{precision}: time / {over_what}, and cutfuse's time")
 
 
-def models(results: Results) -> Figure | None:
+@plotted
+def models(results: Results) -> Iterator[Panel]:
     """The goals, and each model's times over PyTorch's: a dot for the GPU's, and a ring for the wall clock's."""
-    panels = goal_panels(results)
-    labels = {name: own.label for name, own in model_contenders.CONTENDERS.items()}
+    yield from goal_panels(results)
+    labels = {name: own.label for name, own in model_run.CONTENDERS.items()}
     for kind, load in ((FORWARD, SMALL_BATCH), (FORWARD, FULL_BATCH), (TRAINING, FULL_BATCH)):
         for precision in ("bf16", "fp32"):
             key = (kind, load, precision)
             cases = [case for case in results["cases"] if (case["variant"], case["load"], case["precision"]) == key]
-            rows = {f"{case['group']}, {case['shape']}": model_dots(case) for case in cases}
+            rows = {
+                f"{case['group']}, {case['shape']}": [
+                    Dot(value, name, is_filled=figure == GPU)
+                    for name, own in model_run.CONTENDERS.items()
+                    for figure in (GPU, WALL)
+                    if (value := over(own, model_run.FASTER, figure, case)) is not None
+                ]
+                for case in cases
+            }
             title = f"{kind}, {precision}, {load} batch: time / faster of both; filled: GPU, rings: wall"
-            panels += dots_panels(rows, labels, title)
-    return figure_of(panels, heading(results))
+            yield from dots_panels(rows, labels, title)
 
 
-def model_dots(case: Figures) -> list[Dot]:
-    """A model's times over the faster of PyTorch's."""
-    return [
-        Dot(value, name, is_filled=figure == GPU)
-        for name, own in model_contenders.CONTENDERS.items()
-        for figure in (GPU, WALL)
-        if (value := over(own, model_contenders.FASTER, figure, case)) is not None
-    ]
-
-
-def chains(results: Results) -> Figure | None:
+@plotted
+def chains(results: Results) -> Iterator[Panel]:
     """The goals, and products from small to large."""
     points: dict[str, list[tuple[float, float]]] = {precision: [] for precision in PRECISIONS}
     # Products of one shape lie side by side, by precision: factors of their place on the axis.
@@ -267,11 +270,12 @@ def chains(results: Results) -> Figure | None:
             size = chain_suite.gflop(chain_suite.sizes_of(case)) * places[case["precision"]]
             points[case["precision"]].append((size, value))
     title = "a product with a chain, specialized: time / the best of torch.compile"
-    panels = points_panels(points, title, "GFLOP of the product", "")
-    return figure_of([*goal_panels(results), *panels], heading(results))
+    yield from goal_panels(results)
+    yield from points_panels(points, title, "GFLOP of the product", "")
 
 
-def host(results: Results) -> Figure | None:
+@plotted
+def host(results: Results) -> Iterator[Panel]:
     """The goals, and fp32 calls from small to large."""
     points: dict[str, list[tuple[float, float]]] = {}
     for case in results["cases"]:
@@ -280,8 +284,8 @@ def host(results: Results) -> Figure | None:
         if case["group"] in drawn and value is not None and time is not None:
             points.setdefault(case["group"], []).append((time, value))
     title = "fp32 with M, N and K drawn at random"
-    panels = points_panels(points, title, "PyTorch's whole time in µs", "cutfuse / PyTorch")
-    return figure_of([*goal_panels(results), *panels], heading(results))
+    yield from goal_panels(results)
+    yield from points_panels(points, title, "PyTorch's whole time in µs", "cutfuse / PyTorch")
 
 
 def head_points(results: Results, head: str, name: str, unit: float) -> dict[str, Points]:
@@ -297,19 +301,19 @@ def head_points(results: Results, head: str, name: str, unit: float) -> dict[str
     return found
 
 
-def head(results: Results) -> Figure | None:
+@plotted
+def head(results: Results) -> Iterator[Panel]:
     """The goals, and time and memory of a training step against tokens."""
-    panels = goal_panels(results)
+    yield from goal_panels(results)
     for own in head_suite.HEADS:
         for name, scale, unit in (("median_us", 1e3, "ms"), ("peak_bytes", 1e9, "GB")):
             points = head_points(results, own.name, name, scale)
-            panels += points_panels(points, f"{own.name}: a training step", "tokens", unit, ".-")
-    return figure_of(panels, heading(results))
+            yield from points_panels(points, f"{own.name}: a training step", "tokens", unit, ".-")
 
 
-def error_and_time(results: Results) -> Figure | None:
+@plotted
+def error_and_time(results: Results) -> Iterator[Panel]:
     """The error of one product against its time, for every precision."""
-    panels: list[Panel] = []
     for case in (case for case in results["cases"] if case["group"] == accuracy_suite.TRADE_OFF):
         points: dict[str, Points] = {}
         # The default is drawn last, because split3, which it runs on these inputs, lies beneath it.
@@ -319,8 +323,7 @@ def error_and_time(results: Results) -> Figure | None:
                 default = " (the default)" if name == accuracy_suite.GUARDED else ""
                 points[f"{name}{default}: {duration(time)}, {error(own)}"] = [(time, own)]
         title = f"fp32 product of {case['shape']}, normal inputs"
-        panels += points_panels(points, title, "time in µs", "relative Frobenius error against fp64", "o")
-    return figure_of(panels, heading(results))
+        yield from points_panels(points, title, "time in µs", "relative Frobenius error against fp64", "o")
 
 
 # As fast as cuBLAS is white. The ends are fixed, and twice as far as any target, so that plots of two runs compare.
@@ -350,16 +353,16 @@ def draw_grid(axes: Axes, found: Mapping[tuple[int, str], tuple[float, bool]], t
     axes.tick_params(length=0)
 
 
-def fp32(results: Results) -> Figure | None:
+@plotted
+def fp32(results: Results) -> Iterator[Panel]:
     """The goals, and a heat map of every grid."""
-    panels = goal_panels(results)
+    yield from goal_panels(results)
     for group, contender in fp32_suite.GRIDS:
         found = fp32_suite.cells_of(results, group, contender)
         title = f"{group}, {fp32_suite.WEIGHTS[contender]}: times as fast as cuBLAS in fp32"
         if found:
             height = CELL_HEIGHT * len({m for m, _ in found}) + FRAME
-            panels.append(Panel(height, partial(draw_grid, found=found, title=title)))
-    return figure_of(panels, heading(results))
+            yield Panel(height, partial(draw_grid, found=found, title=title))
 
 
 def gains(_: Results) -> Figure | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -15,11 +15,19 @@ from torch import Tensor
 import cutfuse
 from bench.chains import COLUMN, FULL, ROW, SCALAR, Chain, Operand
 from bench.goals import MEAN, WORST, cases_with
-from bench.host_calls import Calls, Function, Group, calls_of, parameter_tensors, training_step
-from bench.host_suite import EFFORT, NAMES, QUICK_EFFORT, Range, case_of, cases_table, drawn_shapes, over_pytorch
+from bench.host_suite import EFFORT, NAMES, QUICK_EFFORT, Calls, Group, calls_of, case_of, cases_table, over_pytorch
 from bench.suite import Case, Goal, Suite
 from bench.timing import IN_A_ROW, TURNS
-from bench.workloads import Shape, dimensions, random_tensor
+from bench.workloads import (
+    Function,
+    Range,
+    Shape,
+    dimensions,
+    drawn_shapes,
+    parameter_tensors,
+    random_tensor,
+    training_step,
+)
 
 FORWARD = Group("forward", "eager", IN_A_ROW)
 ROW_SUM = Group("forward with a row sum", "eager", IN_A_ROW)
@@ -88,28 +96,29 @@ class Layer:
             found.append(tensor.reshape(*leading, shape[-1]) if len(shape) == 2 else tensor)
         return found
 
-    def function(self, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Of `tensors`: `call` of x, the weight, the bias or None, and the operands."""
+    def given(
+        self, x: Tensor, weight: Tensor, *others: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, ...]]:
+        """Of `tensors`: x, the weight, the bias or None, and the operands."""
+        bias, operands = (others[0], others[1:]) if self.has_bias else (None, others)
+        return x, weight.t() if self.transposed else weight, bias, operands
 
-        def layer(x: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
-            bias, operands = (others[0], others[1:]) if self.has_bias else (None, others)
-            return call(x, weight.t() if self.transposed else weight, bias, operands)
+    def eager(self, *tensors: Tensor, reduce: str | None = None) -> Tensor:
+        """By PyTorch; reduce: "sum" of each row, or None."""
+        x, weight, bias, operands = self.given(*tensors)
+        y = self.chain.function(F.linear(x, weight, bias), *operands)
+        return y.sum(-1) if reduce else y
 
-        return layer
+    def fused(self, *tensors: Tensor, reduce: str | None = None) -> Tensor:
+        """By cutfuse."""
+        x, weight, bias, operands = self.given(*tensors)
+        return cutfuse.linear(x, weight, bias, epilogue=self.chain.function, operands=operands, reduce=reduce)
 
     def build(self, group: Group, precision: str, device: torch.device) -> Calls:
         """Both calls, and PyTorch's in fp64."""
         reduce = "sum" if group == ROW_SUM else None
-
-        def eager(x: Tensor, weight: Tensor, bias: Tensor | None, operands: tuple[Tensor, ...]) -> Tensor:
-            y = self.chain.function(F.linear(x, weight, bias), *operands)
-            return y.sum(-1) if reduce else y
-
-        def fused(x: Tensor, weight: Tensor, bias: Tensor | None, operands: tuple[Tensor, ...]) -> Tensor:
-            return cutfuse.linear(x, weight, bias, epilogue=self.chain.function, operands=operands, reduce=reduce)
-
+        functions: list[Function] = [partial(own, reduce=reduce) for own in (self.eager, self.fused)]
         tensors = self.tensors(precision, device)
-        functions: list[Function] = [self.function(eager), self.function(fused)]
         if group.needs_grad:
             count = len(tensors) if self.operand_grads else 2 + self.has_bias
             for tensor in tensors[:count]:
@@ -157,10 +166,10 @@ def goals() -> Iterator[Goal]:
 
 SUITE = Suite(
     name="random",
-    cases=lambda *kind: list(random_cases(*kind)),
+    cases=random_cases,
     goals=tuple(goals()),
     contenders=NAMES,
-    tables=lambda results: [cases_table(results)],
+    tables=(cases_table,),
     about=(
         f"The whole time of {TURNS[IN_A_ROW].timed_calls} calls in a row until the device is done with the last one, "
         "over their number and over eager's; medians in microseconds, the two taking turns in random order, kernels "

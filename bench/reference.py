@@ -11,30 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench import workloads
-from bench.ceilings import Work
+import cutfuse
 from bench.contenders import COMPILERS, CONTENDERS, EAGER, FUSED, MM, slow_compilers
 from bench.goals import cases_with, every, over, share_of_error
 from bench.launches import launch_case
-from bench.suite import Case, Goal, Results, Suite
-from bench.tables import Table, case_table, error, microseconds, of, ratio_of, times_of
-from bench.workloads import Shape, Workload, dimensions, element_size, random_tensor
+from bench.suite import Case, Goal, Suite
+from bench.tables import error, microseconds, of, ratio_of, table_of, times_of
+from bench.workloads import Reference, Shape, Work, Workload, dimensions, element_size, product_rows, random_tensor
 from cutfuse.demo import FULL_SIZE
 
 NAMES = (MM, EAGER, *COMPILERS, FUSED)
-BEST_COMPILED = "best torch.compile"
 
 
-@dataclass(frozen=True)
-class Target:
-    """cutfuse's time over that of `against` is to be `at_most`."""
-
-    against: str
-    at_most: float
-
-
-AT_PAR = Target(BEST_COMPILED, 1.02)
-NEAR_PRODUCT = Target("torch.mm", 1.06)
+AT_PAR = 1.02  # cutfuse's time over that of the best torch.compile, where a model has no limit of its own
 
 
 def product_work(shape: Shape, arguments: tuple[Any, ...], element: int) -> Work:
@@ -48,27 +37,12 @@ def product_row_sum_work(shape: Shape, arguments: tuple[Any, ...], element: int)
     return replace(product_work(shape, arguments, element), written_bytes=shape[0] * element)
 
 
-def affine_row_sum_work(shape: Shape, arguments: tuple[Any, ...], element: int) -> Work:
-    """Row sums of a product that is only scaled need two matrix-vector products: memory, no arithmetic to speak of."""
-    return replace(product_row_sum_work(shape, arguments, element), flops=0)
-
-
-def stream_work(shape: Shape, arguments: tuple[Any, ...], element: int) -> Work:
-    """One read and one write of each element."""
-    del arguments
-    return Work(math.prod(shape) * element, math.prod(shape) * element)
-
-
-def reduce_work(shape: Shape, arguments: tuple[Any, ...], element: int) -> Work:
-    """One read of each element, the dimension `arguments[0]` written as one."""
-    return Work(math.prod(shape) * element, math.prod(shape) // shape[arguments[0]] * element)
-
-
 @dataclass(frozen=True)
 class Model:
     """A reference model: x's shape and the constructor's arguments at the small size, and what follows its product.
 
-    `cutfuse.demo` has the full sizes.
+    `cutfuse.demo` has the full sizes. compiled, product: by precision, what cutfuse's time is to be at most, over that
+    of the best torch.compile and over the bare product's.
     """
 
     name: str
@@ -76,24 +50,43 @@ class Model:
     tail: Callable[[Tensor], Tensor]
     work: Callable[[Shape, tuple[Any, ...], int], Work]
     precisions: tuple[str, ...]
-    targets: dict[str, tuple[Target, ...]] = field(default_factory=dict)
+    compiled: dict[str, float] = field(default_factory=dict)
+    product: dict[str, float] = field(default_factory=dict)
 
     def size(self, small: bool) -> tuple[Shape, tuple[Any, ...]]:
         """x's shape and the constructor's arguments."""
         full = next(case for case in FULL_SIZE if case.name == self.name)
         return self.small if small else (full.shape, full.arguments)
 
-    def targets_at(self, precision: str) -> tuple[Target, ...]:
-        """The targets at `precision`: at par with torch.compile, unless one of its own asks for more."""
-        own = self.targets.get(precision, ())
-        return own if any(target.against == BEST_COMPILED for target in own) else (AT_PAR, *own)
-
     def build(self, small: bool, precision: str, device: torch.device) -> Workload:
-        """The model at one size and precision, and its drop-in."""
+        """The model at one size and precision and its drop-in, sharing one set of parameters."""
         torch.manual_seed(0)
         shape, arguments = self.size(small)
         x = random_tensor(shape, precision, device, seed=1)
-        return workloads.reference_model(self.name, arguments, self.tail, x, device)
+        with device:
+            module = getattr(cutfuse.models, self.name)(*arguments)
+        module = module.to(x.dtype).requires_grad_(False).eval()
+        with torch.device("meta"):
+            fused = getattr(cutfuse.nn, self.name)(*arguments)
+        fused.load_state_dict(module.state_dict(), strict=True, assign=True)
+        fused.requires_grad_(False).eval()
+
+        parameters = dict(module.named_parameters())
+        weight = next((value for key, value in parameters.items() if key.endswith("weight")), None)
+        bias = next((value for key, value in parameters.items() if key.endswith("bias")), None)
+
+        def rows(start: int, stop: int) -> Tensor:
+            return self.tail(x[start:stop].double() if weight is None else product_rows(x, weight, bias, start, stop))
+
+        per_row = x[0].numel() if weight is None else max(weight.shape[0], x.shape[1])
+        return Workload(
+            arguments=(x,),
+            eager=module,
+            fused=fused,
+            reference=Reference(rows, x.shape[0], per_row),
+            explain=lambda: cutfuse.explain(fused, x),
+            product=None if weight is None else (x, weight),
+        )
 
     def key(self, small: bool, precision: str) -> tuple[str, str, str, str]:
         """The case's key, with the shape as M x N x K where it has a product."""
@@ -115,28 +108,31 @@ MODELS = (
         tail=lambda z: torch.sigmoid(z).sum(1, keepdim=True),
         work=product_row_sum_work,
         precisions=ALL_PRECISIONS,
-        targets={"bf16": (NEAR_PRODUCT,)},
+        product={"bf16": 1.06},
     ),
     Model(
         "Sigmoid",
         small=((256, 8192), ()),
         tail=torch.sigmoid,
-        work=stream_work,
+        work=lambda shape, _, element: Work(math.prod(shape) * element, math.prod(shape) * element),
         precisions=NO_PRODUCT_PRECISIONS,
     ),
     Model(
         "GemmDivideSumScale",
         small=((128, 512), (512, 512, 1.5)),
         tail=lambda z: (z / 2).sum(1, keepdim=True) * 1.5,
-        work=affine_row_sum_work,
+        # Row sums of a product that is only scaled need two matrix-vector products: no arithmetic to speak of.
+        work=lambda *layer: replace(product_row_sum_work(*layer), flops=0),
         precisions=ALL_PRECISIONS,
-        targets={"fp32": (Target(BEST_COMPILED, 1 / 15),), "bf16": (Target(BEST_COMPILED, 1 / 3),)},
+        compiled={"fp32": 1 / 15, "bf16": 1 / 3},
     ),
     Model(
         "SumReduction",
         small=((8, 512, 511), (1,)),
         tail=lambda x: x.sum(1, keepdim=True),
-        work=reduce_work,
+        work=lambda shape, dims, element: Work(
+            math.prod(shape) * element, math.prod(shape) // shape[dims[0]] * element
+        ),
         precisions=NO_PRODUCT_PRECISIONS,
     ),
     Model(
@@ -145,7 +141,7 @@ MODELS = (
         tail=lambda z: torch.sigmoid(z) * 2.0 + z,
         work=product_work,
         precisions=ALL_PRECISIONS,
-        targets={"bf16": (NEAR_PRODUCT,)},
+        product={"bf16": 1.06},
     ),
 )
 
@@ -164,52 +160,35 @@ def reference_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
 over_compiled, over_product = over((FUSED,), COMPILERS), over((FUSED,), (MM,))
 
 
-def goal_of(model: Model, precision: str, target: Target) -> Goal:
-    """A model's target at one precision."""
-    covers = cases_with(group=model.name, precision=precision)
-    value = over_compiled if target.against == BEST_COMPILED else over_product
-    return Goal(f"{model.name}, {precision}", target.against, covers, value, target.at_most)
+def goals() -> Iterator[Goal]:
+    """A model's limits at each precision, and one on every error."""
+    for model in MODELS:
+        for precision in model.precisions:
+            what, covers = f"{model.name}, {precision}", cases_with(group=model.name, precision=precision)
+            yield Goal(what, "best torch.compile", covers, over_compiled, model.compiled.get(precision, AT_PAR))
+            if precision in model.product:
+                yield Goal(what, "torch.mm", covers, over_product, model.product[precision])
+    error = partial(share_of_error, own=FUSED, base=EAGER)
+    yield Goal("error against fp64", "eager's error and one rounding", every, error, 1.0)
 
 
-GOALS = (
-    *(
-        goal_of(model, precision, target)
-        for model in MODELS
-        for precision in model.precisions
-        for target in model.targets_at(precision)
-    ),
-    Goal(
-        "error against fp64",
-        "eager's error and one rounding",
-        every,
-        partial(share_of_error, own=FUSED, base=EAGER),
-        1.0,
-    ),
-)
-
-
-def times_table(results: Results) -> Table:
-    """Every case with its ratios, its times and its errors."""
-    columns = {
-        "model": "group",
-        "precision": "precision",
+times_table = table_of(
+    "Times",
+    {
         "cutfuse / torch.compile": ratio_of(over_compiled),
         "cutfuse / torch.mm": ratio_of(over_product),
-        "shape": "shape",
         "floor us": lambda case: microseconds(case.get("floor_us")),
         **times_of({name: CONTENDERS[name].label for name in NAMES}),
         **{f"error {name}": of(name, "error", error) for name in (EAGER, FUSED)},
-    }
-    return case_table("Times", results["cases"], columns)
-
-
+    },
+)
 SUITE = Suite(
     name="reference",
-    cases=lambda *kind: list(reference_cases(*kind)),
-    goals=GOALS,
+    cases=reference_cases,
+    goals=tuple(goals()),
     contenders=NAMES,
     left_out=slow_compilers,
-    tables=lambda results: [times_table(results)],
+    tables=(times_table,),
     about=["Medians in microseconds; errors are relative, against fp64. The best torch.compile may be max-autotune."],
     plots=("reference",),
     time_limit_s=240.0,

@@ -96,7 +96,8 @@ def remarks(results: Results) -> list[str]:
 
 def tables_of(results: Results, is_short: bool = False) -> list[Table]:
     """The table of the goals, and unless it `is_short` those of the rows."""
-    return [lines_table(results, is_short), *([] if is_short else suite_of(results["suite"]).tables(results))]
+    makes = () if is_short else suite_of(results["suite"]).tables
+    return [lines_table(results, is_short), *(make(results) for make in makes)]
 
 
 def as_markdown(results: Results, is_short: bool = False) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import SUITES
 from bench.machine import PACKAGES
 from bench.suite import Figures, Results, key_of, suite_of, title_of
-from bench.suites import SUITES
 
 SCHEMA = 2
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +16,10 @@ from statistics import median
 import torch
 
 from bench import machine, results
-from bench.device_turns import DeviceTurns, autotune_alone
-from bench.suite import Case, Figures, Results, Session, Shard, Suite, key_of, suite_of
+from bench.suite import Case, Figures, Results, Session, Shard, Suite, key_of, suite_of, title_of
 from bench.tables import note_on, one_line, summary
-from bench.timing import give_back
+from bench.timing import DeviceTurns, Effort, autotune_alone, give_back
 from bench.workloads import PRECISIONS
-
-OnCase = Callable[[Figures], None]
 
 
 @dataclass
@@ -45,7 +44,14 @@ class Budget:
 
 
 def release(device: torch.device) -> None:
-    """Free what a case allocated, and what torch.compile keeps: its limit is eight graphs for one function."""
+    """Free what a case allocated, and what torch.compile keeps: its limit is eight graphs for one function.
+
+    CUDA graphs too, which PyTorch 2.8 keeps when its compilers are reset.
+    """
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees and device.type == "cuda":
+        torch.cuda.synchronize(device)
+        trees.reset_cudagraph_trees()
     torch._dynamo.reset()
     give_back(device)
 
@@ -82,33 +88,6 @@ def figures_of(case: Case, session: Session) -> Figures:
     except Exception as error:  # Out of memory while building, say: later cases may still fit.
         found = {"contenders": {}, **note_on(error)}
     return {**case.as_dict(), **found}
-
-
-def run_cases(suite: Suite, cases: Sequence[Case], session: Session, budget: Budget, on_case: OnCase) -> list[str]:
-    """Measure those of `cases` that fit, handing each one's figures to `on_case`; returns the others' titles.
-
-    Exits where a kernel's fault has cost the process its device.
-    """
-    left_out = []
-    make_room = suite.release or release
-    for place, case in enumerate(cases, start=1):
-        if not budget.fits(case):
-            left_out.append(case.title)
-            continue
-        print(f"[{place}/{len(cases)}] {case.title}", flush=True)
-        before = time.perf_counter()
-        figures = figures_of(case, session)
-        figures["seconds"] = time.perf_counter() - before
-        on_case(figures)
-        print(f"    {summary(figures)}", flush=True)
-        try:
-            make_room(session.device)
-        except RuntimeError as error:
-            raise SystemExit(
-                f"the device is lost after {case.title}: {one_line(error)}. The same command goes on behind it."
-            ) from error
-        budget.note(case, time.perf_counter() - before)
-    return left_out
 
 
 @dataclass(frozen=True)
@@ -170,7 +149,9 @@ def plan(options: argparse.Namespace) -> Plan:
     suite = suite_of(options.command)
     device = device_of(options)
     is_cuda = device.type == "cuda"
-    effort = suite.effort_of(options.quick or not is_cuda, options.rounds)
+    effort = suite.quick_effort if options.quick or not is_cuda else suite.effort
+    if options.rounds:
+        effort = Effort(effort.seconds, options.rounds, options.rounds)
     contenders = chosen_contenders(suite, options.contenders, is_cuda, options.quick)
     content: Results = {
         "schema": results.SCHEMA,
@@ -214,7 +195,7 @@ def take_up(plan: Plan, path: Path, retry: bool) -> None:
 
 def run(plan: Plan, options: argparse.Namespace, path: Path) -> None:
     """Run the cases that the results file at `path` does not have yet, and write it after each."""
-    from bench.jobs import run_jobs
+    from bench.runner import run_jobs
 
     if not options.fresh:
         take_up(plan, path, options.retry)
@@ -228,17 +209,119 @@ def run_here(plan: Plan, options: argparse.Namespace, path: Path) -> None:
     """Run in this process, which may be one of several that share the device."""
     if options.turns:
         autotune_alone(plan.session.turns)
-        torch._inductor.config.compile_threads = max(1, processors() // options.beside)
+        processors = len(os.sched_getaffinity(0))  # fewer than the machine's where several runs share it
+        torch._inductor.config.compile_threads = max(1, processors // options.beside)
     if plan.suite.compiles and plan.session.device.type == "cuda":
         start_compiler(plan.session.device)
 
-    def on_case(figures: Figures) -> None:
+    run_cases(plan, path)
+
+
+def run_cases(plan: Plan, path: Path) -> None:
+    """Measure those of the plan's cases that fit into its time.
+
+    Exits where a kernel's fault has cost the process its device.
+    """
+    cases, session = plan.wanted, plan.session
+    for place, case in enumerate(cases, start=1):
+        if not plan.budget.fits(case):
+            plan.results["left_out"].append(case.title)
+            continue
+        print(f"[{place}/{len(cases)}] {case.title}", flush=True)
+        before = time.perf_counter()
+        figures = figures_of(case, session)
+        figures["seconds"] = time.perf_counter() - before
         plan.results["cases"].append(figures)
         results.save(plan.results, path)  # After each case, so that a run that is cut short keeps what it measured.
+        print(f"    {summary(figures)}", flush=True)
+        try:
+            release(session.device)
+        except RuntimeError as error:
+            raise SystemExit(
+                f"the device is lost after {case.title}: {one_line(error)}. The same command goes on behind it."
+            ) from error
+        plan.budget.note(case, time.perf_counter() - before)
 
-    plan.results["left_out"] = run_cases(plan.suite, plan.wanted, plan.session, plan.budget, on_case)
+
+POLL_S = 1.0
 
 
-def processors() -> int:
-    """How many this process may run on, which are fewer than the machine's where several runs share it."""
-    return len(os.sched_getaffinity(0))
+@dataclass
+class Job:
+    """A process, its cases, and the files in which it finds them and leaves their figures."""
+
+    cases: list[Case]
+    stem: Path
+    process: subprocess.Popen[bytes] | None = None
+    done_before: int = -1  # of its cases, when it was started
+
+    @property
+    def part(self) -> Results:
+        """What it has measured so far."""
+        path = self.stem.with_suffix(".json")
+        return results.load(path) if path.exists() else {"cases": [], "left_out": []}
+
+    @property
+    def missing(self) -> list[Case]:
+        """Its cases that have no figures and were not left out."""
+        part = self.part
+        known = {*map(title_of, part["cases"]), *part["left_out"]}
+        return [case for case in self.cases if case.title not in known]
+
+    def start(self, plan: Plan, options: argparse.Namespace) -> None:
+        """Start the process, or start it again behind the case at which it ended."""
+        self.done_before = len(self.part["cases"])
+        titles = self.stem.with_suffix(".txt")
+        titles.write_text("\n".join(case.title for case in self.cases), encoding="utf-8")
+        valued = {name: getattr(options, name) for name in ("rounds", "contenders", "device", "seed", "commit")}
+        valued |= {"titles": titles, "turns": self.stem.parent, "beside": options.jobs, "output": self.stem}
+        valued |= {"time-limit": plan.budget.left()}
+        given = [f"--{name}={value}" for name, value in valued.items() if value is not None]
+        quick = ["--quick"] if options.quick else []
+        self.process = subprocess.Popen([sys.executable, "-m", "bench", options.command, *quick, *given])
+
+    def ended(self, plan: Plan, options: argparse.Namespace) -> bool:
+        """Whether it is done with its cases. One that ended at a case is started again, and the case has failed."""
+        status = None if self.process is None else self.process.poll()
+        if status is None or not self.missing:
+            return status is not None
+        part = self.part
+        if status not in (0, 1):  # 1: it has noted the case that has cost it the device
+            note = f"failed: the process ended with status {status}"
+            part = {**plan.results, **part}
+            part["cases"] = [*part["cases"], {**self.missing[0].as_dict(), "contenders": {}, "note": note}]
+            results.save(part, self.stem.with_suffix(".json"))
+        if len(part["cases"]) == self.done_before:
+            raise SystemExit(f"a process of --jobs ended with status {status} before its first case")
+        self.start(plan, options)
+        return False
+
+
+def run_jobs(plan: Plan, options: argparse.Namespace, path: Path) -> None:
+    """Run the cases in `--jobs` processes, and write what they measured to `path` as they go."""
+    wanted = plan.wanted
+    before = plan.results["cases"]
+    with tempfile.TemporaryDirectory(prefix="cutfuse-bench-") as folder:
+        shards = [Shard(place, options.jobs).of(wanted) for place in range(1, options.jobs + 1)]
+        jobs = [Job(cases, Path(folder) / f"job-{place}") for place, cases in enumerate(shards) if cases]
+
+        def gather() -> None:
+            parts = [job.part for job in jobs]
+            plan.results["cases"] = [*before, *(case for part in parts for case in part["cases"])]
+            plan.results["left_out"] = [title for part in parts for title in part["left_out"]]
+            results.save(plan.results, path)
+
+        try:
+            for job in jobs:
+                job.start(plan, options)
+            running = jobs
+            while running:
+                time.sleep(POLL_S)
+                running = [job for job in running if not job.ended(plan, options)]
+                gather()
+        finally:
+            for job in jobs:
+                if job.process:
+                    job.process.terminate()
+                    job.process.wait()
+            gather()

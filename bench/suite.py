@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from bench.device_turns import DeviceTurns
-from bench.suites import SUITES
-from bench.tables import Table
-from bench.timing import Clock, Effort, clock_for
+from bench import SUITES
+from bench.tables import KEY, Table
+from bench.timing import Clock, CudaClock, DeviceTurns, Effort, HostClock
 
 Figures = dict[str, Any]  # of one case, as JSON holds them
 Results = dict[str, Any]  # a results file's content
@@ -24,7 +23,7 @@ EFFORT, QUICK_EFFORT = Effort(), Effort(0.2, 5, 20)
 
 def key_of(figures: Figures) -> tuple[str, ...]:
     """What tells a case's figures from another's."""
-    return tuple(figures.get(name, "") for name in ("group", "variant", "shape", "precision"))
+    return tuple(figures.get(name, "") for name in KEY)
 
 
 def title_of(figures: Figures) -> str:
@@ -46,7 +45,7 @@ class Session:
     @cached_property
     def clock(self) -> Clock:
         """The device's clock."""
-        return clock_for(self.device)
+        return CudaClock(self.device) if self.device.type == "cuda" else HostClock()
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,7 @@ class Case:
 
     def as_dict(self) -> Figures:
         """What its figures begin with."""
-        own = {name: getattr(self, name) for name in ("group", "variant", "shape", "precision")}
-        return {**own, **self.about}
+        return {**{name: getattr(self, name) for name in KEY}, **self.about}
 
 
 @dataclass(frozen=True)
@@ -130,18 +128,18 @@ class Suite:
 
     cases: of whether they are small, whether they are few, and the seed. left_out: those of `contenders` that take no
     part by default, of whether the device is a GPU and whether the run is quick. judges_quick: whether a quick run is
-    held to the goals. tables: of results, its tables of rows. about: what the figures are, and notes: of results, what
-    is to be said of them besides. plots: their names in `bench.plots`, which is imported to draw alone, as matplotlib
-    may be missing. release: makes room after a case. derived: fields of a results file that are made of the cases.
-    is_contract: a run in which a goal is missed has failed. finish: of the results of a whole run on a GPU, what it
-    writes besides; gives lines to print.
+    held to the goals. tables: what makes its tables of rows, of results. about: what the figures are, and notes: of
+    results, what is to be said of them besides. plots: their names in `bench.plots`, which is imported to draw alone,
+    as matplotlib may be missing. derived: fields of a results file that are made of the cases. is_contract: a run in
+    which a goal is missed has failed. finish: of the results of a whole run on a GPU, what it writes besides; gives
+    lines to print.
     """
 
     name: str
-    cases: Callable[[bool, bool, int], Sequence[Case]]
+    cases: Callable[[bool, bool, int], Iterable[Case]]
     goals: Sequence[Goal]
     contenders: tuple[str, ...]
-    tables: Callable[[Results], list[Table]]
+    tables: Sequence[Callable[[Results], Table]]
     about: Sequence[str]
     time_limit_s: float
     left_out: Callable[[bool, bool], Sequence[str]] = lambda is_cuda, is_quick: ()
@@ -152,7 +150,6 @@ class Suite:
     judges_quick: bool = False
     compiles: bool = True
     is_contract: bool = False
-    release: Callable[[torch.device], None] | None = None
     derived: Callable[[Results], Results] = lambda results: {}
     finish: Callable[[Results], Sequence[str]] = lambda results: ()
 
@@ -161,18 +158,13 @@ class Suite:
         left_out = self.left_out(is_cuda, is_quick)
         return tuple(name for name in self.contenders if name not in left_out)
 
-    def effort_of(self, is_quick: bool, rounds: int | None) -> Effort:
-        """How long each case is measured."""
-        effort = self.quick_effort if is_quick else self.effort
-        return Effort(effort.seconds, rounds, rounds) if rounds else effort
-
-    def cases_of(self, results: Results) -> Sequence[Case]:
+    def cases_of(self, results: Results) -> list[Case]:
         """All cases of the kind of run that the results are of."""
         settings = results["settings"]
-        return self.cases(settings["small"], settings["quick"], settings["seed"])
+        return list(self.cases(settings["small"], settings["quick"], settings["seed"]))
 
 
 def suite_of(name: str) -> Suite:
     """The suite of that name."""
-    suite: Suite = import_module(SUITES[name].module).SUITE
+    suite: Suite = import_module(SUITES[name][0]).SUITE
     return suite

@@ -127,6 +127,18 @@ def case_table(title: str, cases: Sequence[Figures], columns: Mapping[str, str |
     return Table(title, {name: cells for name, cells in found.items() if any(cell != MISSING for cell in cells)})
 
 
+# What tells a case from others.
+KEY = ("group", "variant", "shape", "precision")
+
+
+def table_of(
+    title: str, columns: Mapping[str, str | Text], covers: Callable[[Figures], bool] = lambda case: True
+) -> Callable[[dict[str, Any]], Table]:
+    """Makes a table of results: a row for each case that it `covers`, with its key and these columns."""
+    every = {**{name: name for name in KEY}, **columns}
+    return lambda results: case_table(title, [case for case in results["cases"] if covers(case)], every)
+
+
 def of(contender: str, name: str, text: Callable[[Any], str]) -> Text:
     """A figure of a contender."""
     return lambda case: figure(case["contenders"].get(contender), name, text)
@@ -140,11 +152,6 @@ def ratio_of(value: Callable[[Figures], float | None]) -> Text:
 def times_of(labels: Mapping[str, str]) -> dict[str, str | Text]:
     """The microseconds of each contender, of the labels by their names."""
     return {f"{label} us": of(name, "median_us", microseconds) for name, label in labels.items()}
-
-
-def style_of(text: str) -> str:
-    """The colour of a verdict or a failure."""
-    return next((style for word, style in STYLES.items() if text.startswith(word)), "")
 
 
 def show(tables: Iterable[Table], remarks: Sequence[str]) -> None:
@@ -166,7 +173,8 @@ def show(tables: Iterable[Table], remarks: Sequence[str]) -> None:
         for name, is_number in zip(table.columns, table.are_numbers, strict=True):
             grid.add_column(name, justify="right" if is_number else "left")
         for row in table.rows:
-            grid.add_row(*(Text(text, style=style_of(text)) for text in row))
+            styles = [next((style for word, style in STYLES.items() if text.startswith(word)), "") for text in row]
+            grid.add_row(*map(Text, row, styles))
         console.print(grid)
     for line in remarks:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -5,21 +5,29 @@ Device times are from a cold cache, without the host's time in them.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Protocol, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 Launch = Callable[[], object]
 Now = Callable[[], float]  # seconds
 T = TypeVar("T")
+# Of a contender, as results hold them, in microseconds. median_us: of the device for one launch, or of a call as its
+# turn is timed. host_us: of the host to queue a launch. gpu_us, wall_us: of a model's call on the device, and until its
+# result is there. p10_us, p90_us, gpu_range_us, wall_range_us: the 10th and the 90th percentile. late: of how many of
+# the `rounds` the host's time may be a part of the device's.
+Times = dict[str, Any]
 
 WARM_UP_LAUNCHES = 3
 FIRST_ROUNDS_DROPPED = 2
@@ -54,21 +62,6 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Microseconds: of the device for one launch (median, percentiles), of the host to queue it (median).
-
-    late: of how many of the `rounds` the host's time may be a part.
-    """
-
-    median_us: float
-    p10_us: float
-    p90_us: float
-    host_us: float
-    rounds: int
-    late: int = 0
-
-
-@dataclass(frozen=True)
 class Queued:
     """A launch that was queued: `microseconds` gives the device's once `Clock.wait` has returned.
 
@@ -80,23 +73,11 @@ class Queued:
     in_time: bool = True
 
 
-class Clock(Protocol):
-    """Times one launch on one kind of device."""
-
-    def start(self, launch: Launch, backlog_us: float) -> Queued:
-        """Queue the launch behind `backlog_us` of other work."""
-        ...
-
-    def wait(self) -> None:
-        """Return when the device has done all that was queued."""
-        ...
-
-
 class HostClock:
-    """For the CPU, where a call returns when its work is done. Caches are left as the contenders leave them."""
+    """Times a launch on the CPU, where a call returns when its work is done; caches are left as they are."""
 
     def start(self, launch: Launch, backlog_us: float) -> Queued:
-        """Run `launch` at once."""
+        """Run `launch` at once; where a device works behind the host's back, queue it behind `backlog_us` of work."""
         del backlog_us
         before = time.perf_counter()
         launch()
@@ -108,7 +89,7 @@ class HostClock:
 
 
 class CudaClock:
-    """CUDA events around the launch, behind a read of a buffer past the L2 cache and a spinning kernel.
+    """Times a launch by CUDA events around it, behind a read of a buffer past the L2 cache and a spinning kernel.
 
     The cache is flushed by reading, which leaves clean lines. Flushing by writing would leave up to an L2 of dirty
     ones, whose write-back (14 us on an H200) then falls into the timed kernel.
@@ -136,15 +117,18 @@ class CudaClock:
         torch.cuda.synchronize(self.device)
 
 
-def clock_for(device: torch.device) -> Clock:
-    """The clock of a device."""
-    return CudaClock(device) if device.type == "cuda" else HostClock()
+Clock = HostClock | CudaClock
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
     """The median, the 10th and the 90th percentile, interpolated between neighbours."""
     found: list[float] = torch.tensor(values, dtype=torch.float64).quantile(QUANTILES).tolist()
     return found[0], found[1], found[2]
+
+
+def spread_of_turns(values: Sequence[float]) -> Times:
+    """The figures of a time that was taken in each round."""
+    return dict(zip(("median_us", "p10_us", "p90_us"), spread(values), strict=True))
 
 
 def give_back(device: torch.device) -> None:
@@ -239,7 +223,7 @@ def late_of(samples: Sequence[Queued]) -> int:
     return sum(not sample.in_time for sample in samples)
 
 
-def interleave(launches: Mapping[str, Launch], clock: Clock, effort: Effort, seed: int) -> dict[str, Timing]:
+def interleave(launches: Mapping[str, Launch], clock: Clock, effort: Effort, seed: int) -> dict[str, Times]:
     """Time every launch once a round, all of them queued at once, so that the device does not rest between them.
 
     A launch for which the device waited is timed again at the end of the round.
@@ -257,7 +241,12 @@ def interleave(launches: Mapping[str, Launch], clock: Clock, effort: Effort, see
 
     samples = in_rounds(launches, run_round, effort, seed)
     return {
-        name: Timing(*spread([one.microseconds() for one in own]), host[name], len(own), late_of(own))
+        name: {
+            **spread_of_turns([one.microseconds() for one in own]),
+            "host_us": host[name],
+            "rounds": len(own),
+            "late": late_of(own),
+        }
         for name, own in samples.items()
     }
 
@@ -266,31 +255,12 @@ def interleave(launches: Mapping[str, Launch], clock: Clock, effort: Effort, see
 WARM_UP_CALLS = 4
 
 
-def nothing() -> None:
-    """For calls before which nothing has to be done."""
-
-
 @dataclass(frozen=True)
 class Call:
     """`before` is done before each `run` and is in no time."""
 
     run: Launch
-    before: Callable[[], None] = nothing
-
-
-@dataclass(frozen=True)
-class CallTimes:
-    """Microseconds of the device, and from the call until its result is there: medians, 10th and 90th percentiles.
-
-    late: of how many of the `rounds` the host's time may be a part of the device's.
-    """
-
-    gpu_us: float
-    wall_us: float
-    gpu_range_us: tuple[float, float]
-    wall_range_us: tuple[float, float]
-    rounds: int
-    late: int
+    before: Callable[[], None] = lambda: None
 
 
 def wall_turn(call: Call, clock: Clock) -> tuple[float, float]:
@@ -314,7 +284,7 @@ def warm_up(call: Call, clock: Clock) -> float:
 
 def time_models(
     calls: Mapping[str, Call], host_us: Mapping[str, float], clock: Clock, effort: Effort, seed: int
-) -> dict[str, CallTimes]:
+) -> dict[str, Times]:
     """Both times of every call once in each round, in a new random order.
 
     `host_us` is what `warm_up` gave: the device is kept busy for twice as long while a call is issued, at first.
@@ -346,7 +316,8 @@ def time_models(
         queued, whole = zip(*values, strict=True)
         gpu_us, *gpu_range = spread([one.microseconds() for one in queued])
         wall_us, *wall_range = spread(whole)
-        times[name] = CallTimes(gpu_us, wall_us, tuple(gpu_range), tuple(wall_range), len(queued), late_of(queued))
+        own = {"gpu_us": gpu_us, "wall_us": wall_us, "gpu_range_us": gpu_range, "wall_range_us": wall_range}
+        times[name] = {**own, "rounds": len(queued), "late": late_of(queued)}
     return times
 
 
@@ -373,16 +344,6 @@ TURNS = {
     WHOLE: Turn(warm_calls=1, timed_calls=2, waits_inside=1),
     IN_A_ROW: Turn(warm_calls=2, timed_calls=20, waits_inside=20),
 }
-
-
-@dataclass(frozen=True)
-class CallTime:
-    """Microseconds of one call: the median and percentiles over turns, of each of which the mean counts."""
-
-    median_us: float
-    p10_us: float
-    p90_us: float
-    rounds: int
 
 
 def wait_for(device: torch.device) -> Callable[[], object]:
@@ -416,7 +377,7 @@ def time_in_turns(
     effort: Effort,
     seed: int,
     now: Callable[[], int] = time.perf_counter_ns,
-) -> dict[str, CallTime]:
+) -> dict[str, Times]:
     """Give every call its turns."""
 
     def run_round(names: list[str]) -> dict[str, float]:
@@ -424,4 +385,61 @@ def time_in_turns(
 
     with without_collector():
         samples = in_rounds(calls, run_round, effort, seed, now=lambda: 1e-9 * now())
-    return {name: CallTime(*spread(values), len(values)) for name, values in samples.items()}
+    return {name: {**spread_of_turns(values), "rounds": len(values)} for name, values in samples.items()}
+
+
+_benchmark = CachingAutotuner.benchmark_all_configs
+
+
+class DeviceTurns:
+    """Locks of the processes that are given the same folder; a process that ends leaves them free. None: no others."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self.depth = 0
+
+    @contextmanager
+    def _held(self, name: str, kind: int) -> Iterator[None]:
+        if self.folder is None:
+            yield
+            return
+        with (self.folder / name).open("a") as file:  # whose lock ends when it is closed
+            fcntl.flock(file, kind)
+            yield
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Within it no process times a case. It waits behind those that wait to time one."""
+        with ExitStack() as device:
+            with self._held("gate", fcntl.LOCK_EX):
+                device.enter_context(self._held("device", fcntl.LOCK_SH))
+            yield
+
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """Within it no other process uses the device."""
+        with self._held("gate", fcntl.LOCK_EX), self._held("device", fcntl.LOCK_EX):
+            yield
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within it no other process is within it. May be entered again inside."""
+        self.depth += 1
+        try:
+            if self.depth > 1:
+                yield
+                return
+            with self._held("alone", fcntl.LOCK_EX):
+                yield
+        finally:
+            self.depth -= 1
+
+
+def autotune_alone(turns: DeviceTurns) -> None:
+    """From now on this process times the variants of Triton kernels in its turns."""
+
+    def benchmark_in_turn(self: CachingAutotuner, *arguments: Any, **keywords: Any) -> Any:
+        with turns.alone():
+            return _benchmark(self, *arguments, **keywords)
+
+    CachingAutotuner.benchmark_all_configs = benchmark_in_turn  # type: ignore[method-assign]

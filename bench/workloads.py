@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
@@ -49,6 +51,8 @@ PRECISIONS = {
 
 
 Shape = tuple[int, ...]
+Result = Tensor | tuple[Tensor, ...]
+Function = Callable[..., Result]
 
 
 def random_tensor(shape: Shape, precision: str, device: torch.device, seed: int) -> Tensor:
@@ -121,9 +125,9 @@ REDUCTIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def rows_of(tensor: Tensor, dimensions: int, start: int, stop: int) -> Tensor:
-    """Rows `start` to `stop` in fp64; a tensor of fewer than `dimensions` broadcasts along the rows and stays whole."""
-    return (tensor[start:stop] if tensor.dim() == dimensions else tensor).double()
+def rows_of(tensor: Tensor, start: int, stop: int) -> Tensor:
+    """Rows `start` to `stop` of a matrix in fp64; anything else broadcasts along the rows and stays whole."""
+    return (tensor[start:stop] if tensor.dim() == 2 else tensor).double()
 
 
 def product_rows(x: Tensor, weight: Tensor, bias: Tensor | None, start: int, stop: int) -> Tensor:
@@ -138,36 +142,6 @@ def product_reference(x: Tensor, weight: Tensor) -> Reference:
     """The fp64 reference of the bare product."""
     return Reference(
         lambda start, stop: product_rows(x, weight, None, start, stop), x.shape[0], max(weight.shape[0], x.shape[1])
-    )
-
-
-def reference_model(
-    name: str, arguments: tuple[Any, ...], tail: Callable[[Tensor], Tensor], x: Tensor, device: torch.device
-) -> Workload:
-    """A reference model and its drop-in, sharing one set of parameters; `tail` is what follows the product, if any."""
-    with device:
-        module = getattr(cutfuse.models, name)(*arguments)
-    module = module.to(x.dtype).requires_grad_(False).eval()
-    with torch.device("meta"):
-        fused = getattr(cutfuse.nn, name)(*arguments)
-    fused.load_state_dict(module.state_dict(), strict=True, assign=True)
-    fused.requires_grad_(False).eval()
-
-    parameters = dict(module.named_parameters())
-    weight = next((value for key, value in parameters.items() if key.endswith("weight")), None)
-    bias = next((value for key, value in parameters.items() if key.endswith("bias")), None)
-
-    def rows(start: int, stop: int) -> Tensor:
-        return tail(x[start:stop].double() if weight is None else product_rows(x, weight, bias, start, stop))
-
-    per_row = x[0].numel() if weight is None else max(weight.shape[0], x.shape[1])
-    return Workload(
-        arguments=(x,),
-        eager=module,
-        fused=fused,
-        reference=Reference(rows, x.shape[0], per_row),
-        explain=lambda: cutfuse.explain(fused, x),
-        product=None if weight is None else (x, weight),
     )
 
 
@@ -220,3 +194,138 @@ def note_wrong(entry: dict[str, Any], error: float, precision: str, of: str = "a
     """Note in a contender's entry that its result is wrong, where its error says so: it is then not timed."""
     if error > WRONG_ABOVE[precision]:
         entry["note"] = f"wrong: relative error {error:.1e} {of}"
+
+
+# An fp32 product at fp32 accuracy takes three products of 16-bit parts on tensor cores; on the H200 that is five times
+# faster than the card's fp32 units, so the floor of "highest" is a third of the 16-bit rate.
+SPLIT_PRODUCTS = 3
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Measured rates of one card: bytes per second, and floating-point operations per second by precision."""
+
+    device: str
+    copy: float
+    read: float
+    product: dict[str, float]
+    source: str
+
+
+CEILINGS = (
+    Ceilings(
+        device="NVIDIA H200",
+        copy=4.28e12,
+        read=4.36e12,
+        product={"bf16": 790e12, "fp16": 790e12, "tf32": 409e12, "fp32": 790e12 / SPLIT_PRODUCTS},
+        source="measured with torch 2.11.0+cu130 on random data: a device-to-device copy of 8.6 GB counting bytes read "
+        "and written, a read-only sum, an 8192x8192x8192 cuBLAS product; fp32 = three 16-bit products",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The least that a case must move and compute: each input read once, each output written once."""
+
+    read_bytes: int
+    written_bytes: int
+    flops: int = 0
+
+
+def ceilings_for(device_name: str) -> Ceilings | None:
+    """The ceilings of the card called `device_name`, or None where none were measured."""
+    return next((ceilings for ceilings in CEILINGS if ceilings.device == device_name), None)
+
+
+def floor_us(work: Work, precision: str, ceilings: Ceilings | None) -> float | None:
+    """The least time in microseconds for `work` at `precision`, or None where the ceilings are not known."""
+    if ceilings is None:
+        return None
+    # Writes share the bus with reads and cost turnarounds: the read-only rate holds only where they are negligible.
+    bandwidth = ceilings.copy if work.written_bytes > 0.01 * work.read_bytes else ceilings.read
+    memory = (work.read_bytes + work.written_bytes) / bandwidth
+    compute = work.flops / ceilings.product[precision] if work.flops else 0.0
+    return 1e6 * max(memory, compute)
+
+
+def parameter_tensors(shape: Shape, precision: str, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+    """Weight `[N, K]` and bias `[N]`; the weight is scaled so that the product is about normal."""
+    _, n, k = shape
+    weight = random_tensor((n, k), precision, device, seed).mul_(k**-0.5)
+    return weight, random_tensor((n,), precision, device, seed + 1)
+
+
+def layer_tensors(shape: Shape, precision: str, device: torch.device) -> list[Tensor]:
+    """x `[M, K]`, weight and bias."""
+    m, _, k = shape
+    return [random_tensor((m, k), precision, device, seed=1), *parameter_tensors(shape, precision, device, seed=2)]
+
+
+def product_tensors(shape: Shape, precision: str, device: torch.device) -> list[Tensor]:
+    """x and weight."""
+    return layer_tensors(shape, precision, device)[:2]
+
+
+def result_tensor(shape: Shape, precision: str, device: torch.device, seed: int = 4) -> Tensor:
+    """One of the result's shape, `[M, N]`."""
+    return random_tensor(shape[:2], precision, device, seed)
+
+
+def training_tensors(shape: Shape, precision: str, device: torch.device) -> list[Tensor]:
+    """x, weight and bias, which need gradients, and the gradient that arrives, `[M, N]`."""
+    leaves = [tensor.requires_grad_() for tensor in layer_tensors(shape, precision, device)]
+    return [*leaves, result_tensor(shape, precision, device)]
+
+
+def training_step(layer: Callable[..., Tensor], count: int | None = None) -> Function:
+    """Of the layer's tensors and the gradient that arrives: its result, and the gradients of its first `count` tensors.
+
+    None: of all.
+    """
+
+    def step(*tensors: Tensor) -> tuple[Tensor, ...]:
+        *own, gradient = tensors
+        y = layer(*own)
+        return y, *torch.autograd.grad(y, own[:count], gradient)
+
+    return step
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A layer and what follows it."""
+    return F.gelu(F.linear(x, weight, bias))
+
+
+def fused_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The same with cutfuse, with a lambda that is new on each call."""
+    return cutfuse.linear(x, weight, bias, epilogue=lambda z: F.gelu(z))
+
+
+@dataclass(frozen=True)
+class Range:
+    """Sizes to draw from, evenly by their logarithms: as many from 1 to 8 as from 512 to 4096."""
+
+    least: int
+    most: int
+
+    def draw(self, generator: random.Random, multiple: int) -> int:
+        """A size, rounded to `multiple`, by which `least` and `most` are to be divisible."""
+        size = self.least * (self.most / self.least) ** generator.random()
+        return max(round(size / multiple) * multiple, self.least)
+
+
+SHAPE_SEED = 12
+
+
+ALIGNED = 8  # elements: 16 bytes in bf16, which kernels need of N and K
+
+
+def drawn_shapes(count: int, rows: Range, sizes: Range, odd_ones: bool, seed: int = SHAPE_SEED) -> list[Shape]:
+    """M, N, K at random, the same ones for a seed. N and K are multiples of 8, but in every fourth with `odd_ones`."""
+    generator = random.Random(seed)
+    shapes = []
+    for index in range(count):
+        multiple = 1 if odd_ones and index % 4 == 3 else ALIGNED
+        shapes.append((rows.draw(generator, 1), sizes.draw(generator, multiple), sizes.draw(generator, multiple)))
+    return shapes

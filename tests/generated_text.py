@@ -20,10 +20,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [*(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT), str(ROOT)]
 
 from bench import accuracy_suite, chain_suite, gains, model_suite, reference, report  # noqa: E402
-from bench.ceilings import CEILINGS  # noqa: E402
 from bench.chain_suite import LARGE_GFLOP, LINEAR, SIXTEEN_BITS  # noqa: E402
 from bench.goals import MISSED, lines_of  # noqa: E402
-from bench.model_contenders import (  # noqa: E402
+from bench.model_run import (  # noqa: E402
     COMPILE,
     CUTFUSE,
     CUTFUSE_GRAPHS,
@@ -35,6 +34,7 @@ from bench.model_suite import GPU, PASSES, WALL, over  # noqa: E402
 from bench.results import committed, committed_suites  # noqa: E402
 from bench.suite import Figures  # noqa: E402
 from bench.tables import Table, ratio  # noqa: E402
+from bench.workloads import CEILINGS  # noqa: E402
 from cutfuse import models, nn  # noqa: E402
 from cutfuse.epilogue.errors import refused_functions  # noqa: E402
 from cutfuse.epilogue.table import (  # noqa: E402
@@ -55,7 +55,7 @@ def of_model(model: str) -> str:
     results = committed("reference")
     kept = [case for case in results["cases"] if case["group"] == model]
     columns = dict(reference.times_table({**results, "cases": kept}).columns)
-    return Table("", {name: columns[name] for name in columns if name not in ("model", "shape")}).markdown()
+    return Table("", {name: columns[name] for name in columns if name not in ("group", "shape")}).markdown()
 
 
 def code(text: str) -> str:
@@ -288,7 +288,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "readme-plot": partial(plot, folder="docs/images"),
     "remarks": remarks,
     "reference": of_model,
-    "trade-off": lambda: accuracy_suite.trade_off_table(committed("fp32"))[0].markdown(),
+    "trade-off": lambda: accuracy_suite.trade_off_table(committed("fp32")).markdown(),
     "accuracy": lambda: accuracy_suite.distributions_table(committed("accuracy")).markdown(),
     "functions": functions_table,
     "compositions": compositions_table,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import cutfuse
 from bench import accuracy_suite as suite
-from bench.distributions import BY_NAME, DISTRIBUTIONS, HUGE_ROWS
+from bench.accuracy_suite import BY_NAME, DISTRIBUTIONS, HUGE_ROWS
 from bench.goals import MISSED, lines_of
 from bench.suite import Case
 from cutfuse.precision import product_mode

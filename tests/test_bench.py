@@ -15,15 +15,12 @@ import torch
 from bench_runs import COMMIT, measured, run, session_of
 
 import cutfuse
-from bench import chain_suite, contenders, launches, machine, reference, report, results, runner, tables
+from bench import SUITES, chain_suite, contenders, launches, machine, reference, report, results, runner, tables
 from bench.__main__ import RAW, default_words, main, parse, results_path
-from bench.ceilings import CEILINGS, Work, ceilings_for, floor_us
 from bench.contenders import CONTENDERS
 from bench.goals import TARGET_DEVICE
 from bench.suite import Case, Session, Shard, suite_of, title_of
-from bench.suites import SUITES
-from bench.timing import CallTime
-from bench.workloads import Run, note_wrong
+from bench.workloads import CEILINGS, Run, Work, ceilings_for, floor_us, note_wrong
 
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -150,11 +147,10 @@ def test_a_failing_contender_leaves_the_others() -> None:
     checked.add("without a call", lambda entry: None)
     checked.add("right", lambda entry: "right")
     assert checked.timed == {"right": "right"}
-    timing = CallTime(2.0, 1.0, 3.0, rounds=4)
-    assert checked.figures({"right": timing})["contenders"] == {
+    assert checked.figures({"right": {"median_us": 2.0, "rounds": 4}})["contenders"] == {
         "failing": {"note": "failed: RuntimeError: no kernel"},
         "wrong": {"note": "wrong: relative error 5.0e-01 against fp64"},
-        "right": {"median_us": 2.0, "p10_us": 1.0, "p90_us": 3.0, "rounds": 4},
+        "right": {"median_us": 2.0, "rounds": 4},
     }
 
 
@@ -167,7 +163,7 @@ def test_a_case_is_timed_once_its_epilogues_are_compiled(tmp_path: Path, monkeyp
         return interleave(*given)
 
     monkeypatch.setattr(launches, "interleave", timed)
-    monkeypatch.setattr("bench.specialized.wait", lambda: order.append("compiled"))
+    monkeypatch.setattr("cutfuse.wait", lambda _: order.append("compiled"))
     run("reference", tmp_path / "run", *ONE)
     assert order == ["compiled", "timed"]
 

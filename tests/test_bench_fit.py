@@ -11,7 +11,7 @@ import pytest
 import torch
 from bench_runs import LaunchClock, results_of, run, session_of
 
-from bench import fit, fit_suite
+from bench import fit, fit_suite, report
 from bench.__main__ import main
 from bench.fit import PRODUCT, SAMPLES, UNFUSED, Fit, Layer, Sample, Samples, choices, held_out_tables
 from bench.goals import lines_of
@@ -145,7 +145,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, numbers: dict[str, float], count: 
     monkeypatch.setattr(fit_suite, "launches_of", launches)
     session = session_of(*fit_suite.CONTENDERS)
     timed = Timed(session.device, session.contenders, session.effort)
-    return [figures_of(case, timed) for case in fit_suite.SUITE.cases(False, False, 0)[:count]]
+    return [figures_of(case, timed) for case in list(fit_suite.SUITE.cases(False, False, 0))[:count]]
 
 
 def test_a_run_writes_the_samples_and_the_table_which_a_refit_writes_again(
@@ -168,7 +168,7 @@ def test_a_run_writes_the_samples_and_the_table_which_a_refit_writes_again(
     assert main(["refit"]) == 0
     assert table.read_text(encoding="utf-8") == text
     assert "held-out layers" in capsys.readouterr().out
-    assert fit_suite.tables_of(results)[0].columns["fastest"][3] == UNFUSED
+    assert report.tables_of(results)[1].columns["fastest"][3] == UNFUSED
 
 
 def test_the_goals_are_of_the_way_that_the_table_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_the_goals_are_of_the_way_that_the_table_chooses(monkeypatch: pytest.Mon
 
 
 def test_the_suite_draws_every_kind_of_layer_within_its_time() -> None:
-    cases = fit_suite.SUITE.cases(False, False, 0)
+    cases = list(fit_suite.SUITE.cases(False, False, 0))
     assert {tuple(case.about["layer"][3:]) for case in cases} == set(fit_suite.FOLLOWING)
     assert 1.4 * len(cases) < 1.05 * fit_suite.SUITE.time_limit_s
     assert fit_suite.SUITE.time_limit_s < 1200

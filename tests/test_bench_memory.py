@@ -9,9 +9,8 @@ import torch
 from bench_runs import CPU, measured
 
 import cutfuse
-from bench import chain_memory, mlp_suite
-from bench.chain_memory import EAGER_STACK, FUSED_STACK, RECOMPUTED_STACK
-from bench.chain_suite import MEMORY, MEMORY_SHAPES, all_cases
+from bench import chain_suite, mlp_suite
+from bench.chain_suite import EAGER_STACK, FUSED_STACK, MEMORY, MEMORY_SHAPES, RECOMPUTED_STACK, all_cases
 from bench.mlp_suite import KINDS, RECOMPUTED, SUITE
 from bench.tables import summary
 
@@ -44,7 +43,7 @@ def test_the_last_step_counts_once_kernels_are_compiled_and_what_was_allocated_b
     waited: list[None] = []
     monkeypatch.setattr(cutfuse, "wait", lambda: waited.append(None))
     meter = LiveTensors(5000, [9, 9, 100, 9, 9, 90, 9, 9, 60], [9, 9, 300, 9, 9, 310, 9, 9, 250])
-    found = chain_memory.measure_stacks((4, 24, 16), torch.float32, CPU, meter)["contenders"]
+    found = chain_suite.measure_stacks((4, 24, 16), torch.float32, CPU, meter)["contenders"]
     assert found == {
         EAGER_STACK: {"kept_bytes": 100, "peak_bytes": 300},
         FUSED_STACK: {"kept_bytes": 90, "peak_bytes": 310},
@@ -71,13 +70,13 @@ def kept_for_backward(stack: torch.nn.Module, x: torch.Tensor) -> int:
 
 
 def test_the_stacks_compute_the_same_and_one_of_them_keeps_less() -> None:
-    stacks = chain_memory.stacks_of((8, 64, 16), torch.float32, CPU)
+    stacks = chain_suite.stacks_of((8, 64, 16), torch.float32, CPU)
     x = torch.randn(8, 16, requires_grad=True)
     results = {name: stack(x) for name, stack in stacks.items()}
     for name in (FUSED_STACK, RECOMPUTED_STACK):
         torch.testing.assert_close(results[name], results[EAGER_STACK])
     for stack in stacks.values():
-        assert len(stack) == chain_memory.BLOCKS
+        assert len(stack) == chain_suite.BLOCKS
     kept = {name: kept_for_backward(stack, x) for name, stack in stacks.items()}
     assert kept[RECOMPUTED_STACK] < kept[EAGER_STACK]
 
@@ -89,15 +88,15 @@ def test_a_case_of_memory_is_run_with_the_devices_counters(monkeypatch: pytest.M
         asked.append(arguments)
         return {"contenders": {EAGER_STACK: {"kept_bytes": 2_000_000, "peak_bytes": 3_000_000}}}
 
-    monkeypatch.setattr(chain_memory, "measure_stacks", measure)
+    monkeypatch.setattr(chain_suite, "measure_stacks", measure)
     case = next(case for case in all_cases(False, False, 0) if case.group == MEMORY)
     figures = {**measured(case), "seconds": 4.0}
-    assert asked == [(MEMORY_SHAPES[0], torch.bfloat16, CPU, chain_memory.Meter(CPU))]
+    assert asked == [(MEMORY_SHAPES[0], torch.bfloat16, CPU, chain_suite.Meter(CPU))]
     assert summary(figures) == "eager 3.0 MB (4.0 s)"
 
 
 def test_the_cases_are_the_named_mlps_and_as_many_of_each_at_random() -> None:
-    cases = SUITE.cases(False, False, 0)
+    cases = list(SUITE.cases(False, False, 0))
     named = [case for case in cases if not case.variant.endswith("drawn")]
     assert len(named) == 3 * sum(len(kind.shapes) for kind in KINDS)
     assert len(cases) - len(named) == 3 * mlp_suite.RANDOM_COUNT

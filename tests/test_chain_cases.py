@@ -9,15 +9,7 @@ import pytest
 import torch
 
 from bench.chain_suite import QUOTAS, SHAPES, all_cases, chains_of, gflop, operand_bytes
-from bench.chains import (
-    FULL,
-    LIGHT,
-    LIGHT_ALONE,
-    SPECIAL,
-    Chain,
-    Operand,
-    drawn_chains,
-)
+from bench.chains import FULL, LIGHT, LIGHT_ALONE, SPECIAL, Chain, Operand, drawn_chains
 from bench.suite import Case
 from bench.workloads import PRECISIONS, REDUCTIONS, WRONG_ABOVE, dimensions
 from cutfuse.epilogue import split_affine

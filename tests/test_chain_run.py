@@ -12,15 +12,14 @@ import torch
 from bench_runs import CPU, measured, parts_of
 
 import cutfuse
-from bench import chain_start, chain_workloads, specialized
-from bench.ceilings import ceilings_for, floor_us
+from bench import chain_start, chains
 from bench.chain_suite import MODEL, MODEL_CHAINS, ONE_CHAIN, START, all_cases, chains_of
 from bench.chains import LIGHT_ALONE
 from bench.contenders import CONTENDERS, INTERPRETED, POINTWISE, PRODUCT, SPECIALIZED
 from bench.goals import TARGET_DEVICE
 from bench.launches import poison, worst_line_error
 from bench.suite import Case
-from bench.workloads import Reference
+from bench.workloads import Reference, ceilings_for, floor_us
 
 
 class Modes:
@@ -138,7 +137,7 @@ def test_poison_fills_a_result_or_several() -> None:
 def test_extra_contenders_are_the_chain_and_the_product_alone() -> None:
     chain = next(chain for chain in chains_of(0) if chain.name == "gelu, z")
     with torch.no_grad():
-        workload = chain_workloads.linear((6, 20, 10), chain, "bf16", (POINTWISE, PRODUCT), CPU)
+        workload = chains.linear((6, 20, 10), chain, "bf16", (POINTWISE, PRODUCT), CPU)
         x, weight = workload.arguments
         z = torch.mm(x, weight.t())
         alone = workload.extras[POINTWISE]
@@ -148,7 +147,7 @@ def test_extra_contenders_are_the_chain_and_the_product_alone() -> None:
 
 
 def test_a_backward_pass_is_the_gradient_alone() -> None:
-    workload = chain_workloads.backward((6, 20), LIGHT_ALONE, "fp32", CPU)
+    workload = chains.backward((6, 20), LIGHT_ALONE, "fp32", CPU)
     with torch.no_grad():
         found = [workload.in_mode("off")(), workload.in_mode("off")(), workload.eager()]
     for gradient in found:
@@ -156,7 +155,7 @@ def test_a_backward_pass_is_the_gradient_alone() -> None:
 
 
 def test_a_training_step_is_compared_in_all_of_its_results() -> None:
-    workload = chain_workloads.training_of_gelu((6, 20, 10), "bf16", CPU)
+    workload = chains.training_of_gelu((6, 20, 10), "bf16", CPU)
     with torch.no_grad():
         parts = CONTENDERS[SPECIALIZED].run(workload).launch()
     assert [tuple(part.shape) for part in parts] == [(6, 20), (6, 10), (20, 10), (20,)]
@@ -245,4 +244,3 @@ def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
             [sys.executable, "-c", "import sys; print('no device', file=sys.stderr); sys.exit(3)"], tmp_path
         )
     assert chain_start.command(30)[1:] == ["-m", "bench.chain_start", "30"]
-    assert set(specialized.cache_environment(tmp_path)) == {"CUDA_CACHE_PATH", "XDG_CACHE_HOME"}

@@ -184,4 +184,7 @@ def test_a_package_runs(model: nn.Module, tmp_path: Path, monkeypatch: pytest.Mo
         names = ("linear", "joined", "pointwise", "reduce")
         assert operators_of(program) == {f"cutfuse::{name}" for name in names}
         path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
-    torch.testing.assert_close(torch._inductor.aoti_load_package(path)(X), packaged(X), rtol=1e-4, atol=1e-4)
+    for y, expected, tolerance in zip(
+        torch._inductor.aoti_load_package(path)(X), packaged(X), (1e-4, 2e-2), strict=True
+    ):
+        torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)

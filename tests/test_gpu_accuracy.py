@@ -14,7 +14,7 @@ from torch import Tensor
 
 import cutfuse
 from bench import accuracy_suite as suite
-from bench.distributions import BY_NAME, DISTRIBUTIONS
+from bench.accuracy_suite import BY_NAME, DISTRIBUTIONS
 from bench.goals import MET, judged
 from bench.suite import Figures, Session
 from bench.timing import Effort
@@ -55,7 +55,7 @@ def test_no_cell_is_far_above_cublas(product: suite.Product) -> None:
 
 def test_contract_over_all_cells() -> None:
     cases = [measured(product) for product in CASES]
-    for goal in suite.GOALS:
+    for goal in suite.SUITE.goals:
         expected = sum(map(goal.covers, cases))
         assert judged(goal, cases, expected, gives_verdict=True).verdict == MET, goal
 

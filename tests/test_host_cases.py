@@ -11,10 +11,10 @@ from bench_runs import CPU, measured
 from torch import Tensor
 
 import cutfuse
-from bench import host_calls
 from bench import host_suite as suite
+from bench import workloads
 from bench.__main__ import main
-from bench.host_calls import CUTFUSE, PYTORCH, Calls, Group, build_stacks
+from bench.host_suite import CUTFUSE, PYTORCH, Calls, Group, build_stacks
 from bench.random_suite import CHAINS, LIMITS, TRAINING, Layer, random_cases
 from bench.suite import Case
 from bench.workloads import WRONG_ABOVE
@@ -52,10 +52,10 @@ def test_both_calls_give_the_exact_result(case: Case, monkeypatch: pytest.Monkey
     with torch.set_grad_enabled(group_of(case).needs_grad):
         built = build_of(case)
         exact = built.exact()
-        assert {part.dtype for part in host_calls.parts_of(exact)} == {torch.float64}
+        assert {part.dtype for part in suite.parts_of(exact)} == {torch.float64}
         for call in (built.pytorch, built.cutfuse):
-            assert host_calls.error_of(call(), exact) < WRONG_ABOVE[case.precision]
-            assert host_calls.error_of(call(), exact) < WRONG_ABOVE[case.precision]  # a call leaves nothing behind
+            assert suite.error_of(call(), exact) < WRONG_ABOVE[case.precision]
+            assert suite.error_of(call(), exact) < WRONG_ABOVE[case.precision]  # a call leaves nothing behind
 
 
 def test_every_group_is_measured() -> None:
@@ -77,9 +77,9 @@ def test_cases_compile_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_drawn_shapes_are_always_the_same_and_spread_over_their_range() -> None:
-    rows, sizes = suite.Range(1, 4096), suite.Range(256, 8192)
-    shapes = suite.drawn_shapes(400, rows, sizes, odd_ones=True)
-    assert suite.drawn_shapes(3, rows, sizes, odd_ones=True) == shapes[:3]
+    rows, sizes = workloads.Range(1, 4096), workloads.Range(256, 8192)
+    shapes = workloads.drawn_shapes(400, rows, sizes, odd_ones=True)
+    assert workloads.drawn_shapes(3, rows, sizes, odd_ones=True) == shapes[:3]
     assert shapes[0] == (52, 2496, 2576)  # figures of two commits are of the same shapes
     m, n, k = zip(*shapes, strict=True)
     assert min(m) >= 1
@@ -87,12 +87,12 @@ def test_drawn_shapes_are_always_the_same_and_spread_over_their_range() -> None:
     assert min(n + k) >= 256
     assert max(n + k) <= 8192
     assert 0.4 < sum(value < 64 for value in m) / len(m) < 0.6  # the middle of 1 to 4096, by logarithms
-    aligned = [all(size % suite.ALIGNED == 0 for size in shape[1:]) for shape in shapes]
+    aligned = [all(size % workloads.ALIGNED == 0 for size in shape[1:]) for shape in shapes]
     assert all(aligned[index] for index in range(400) if index % 4 != 3)
     assert sum(aligned[3::4]) < 10
     assert all(
-        size % suite.ALIGNED == 0
-        for shape in suite.drawn_shapes(100, rows, suite.Range(64, 1024), odd_ones=False)
+        size % workloads.ALIGNED == 0
+        for shape in workloads.drawn_shapes(100, rows, workloads.Range(64, 1024), odd_ones=False)
         for size in shape[1:]
     )
 
@@ -105,15 +105,15 @@ def test_the_lambda_is_new_on_each_call(monkeypatch: pytest.MonkeyPatch) -> None
         return x
 
     monkeypatch.setattr(cutfuse, "linear", record)
-    tensors = host_calls.layer_tensors(SHAPE, "bf16", CPU)
+    tensors = suite.layer_tensors(SHAPE, "bf16", CPU)
     for _ in range(2):
-        host_calls.fused_linear_gelu(*tensors)
+        suite.fused_linear_gelu(*tensors)
     assert seen[0] is not seen[1]
 
 
 def test_a_training_step_gives_gradients_of_its_own_tensors() -> None:
-    step = host_calls.training_step(host_calls.linear_gelu)
-    x, weight, bias, gradient = host_calls.training_tensors(SHAPE, "fp32", CPU)
+    step = suite.training_step(suite.linear_gelu)
+    x, weight, bias, gradient = suite.training_tensors(SHAPE, "fp32", CPU)
     y, *gradients = step(x, weight, bias, gradient)
     assert [tuple(part.shape) for part in (y, *gradients)] == [(6, 24), (6, 16), (24, 16), (24,)]
     assert x.grad is None
@@ -131,9 +131,9 @@ def test_stacks_share_their_parameters() -> None:
 
 def test_calls_are_timed_when_their_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    timed = host_calls.time_in_turns
+    timed = suite.time_in_turns
     monkeypatch.setattr(cutfuse, "wait", lambda *_: events.append("waited") or 0)
-    monkeypatch.setattr(host_calls, "time_in_turns", lambda *given: events.append("timed") or timed(*given))
+    monkeypatch.setattr(suite, "time_in_turns", lambda *given: events.append("timed") or timed(*given))
     measured(next(case for case in suite.host_suite(small=True, quick=True) if group_of(case) == suite.GELU))
     assert events == ["waited", "timed"]
 
@@ -158,8 +158,8 @@ def test_what_is_wrong_is_not_timed(result: Tensor, message: str) -> None:
 
 def test_each_of_several_results_is_compared() -> None:
     exact = (torch.ones(4).double(), 1e-6 * torch.ones(2).double())
-    assert host_calls.error_of((torch.ones(4), 1e-6 * torch.ones(2)), exact) < 1e-6
-    assert host_calls.error_of((torch.ones(4), torch.zeros(2)), exact) == pytest.approx(1.0)
+    assert suite.error_of((torch.ones(4), 1e-6 * torch.ones(2)), exact) < 1e-6
+    assert suite.error_of((torch.ones(4), torch.zeros(2)), exact) == pytest.approx(1.0)
 
 
 # The random suite, whose layers are drawn.

@@ -16,11 +16,11 @@ from bench_runs import LaunchClock, run, session_of
 from torch import Tensor, nn
 
 import cutfuse
-from bench import model_errors, model_run, model_suite, timing
-from bench.model_contenders import COMPILE, CONTENDERS, CUTFUSE, EAGER
-from bench.model_fusion import explained, fused_of, fusion_rows, product_rows
+from bench import model_run, model_suite, timing
+from bench.model_run import COMPILE, CONTENDERS, CUTFUSE, EAGER, explained, fused_of, fusion_rows, product_rows
 from bench.model_suite import PASSES, all_cases
 from bench.model_zoo import FORWARD, MODELS, TRAINING, Inputs
+from bench.report import tables_of
 from bench.results import load
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of PyTorch's own modules, where they are first imported
@@ -125,10 +125,10 @@ def test_each_call_is_rewound_before_and_made_once_for_either_time() -> None:
     calls = {name: call(name, us) for name, us in (("a", 10.0), ("b", 20.0), ("c", 30.0))}
     host_us = dict.fromkeys(calls, 5.0)
     times = timing.time_models(calls, host_us, LaunchClock(), timing.Effort(0.01, 8, 8), seed=1)
-    assert {name: (own.gpu_us, own.gpu_range_us, own.rounds) for name, own in times.items()} == {
-        name: (us, (us, us), 8) for name, us in (("a", 10.0), ("b", 20.0), ("c", 30.0))
+    assert {name: (own["gpu_us"], own["gpu_range_us"], own["rounds"]) for name, own in times.items()} == {
+        name: (us, [us, us], 8) for name, us in (("a", 10.0), ("b", 20.0), ("c", 30.0))
     }
-    assert all(0 < found.wall_us < 1e6 for found in times.values())
+    assert all(0 < found["wall_us"] < 1e6 for found in times.values())
     assert done[::2] == [f"before {name}" for name in done[1::2]]
     assert done[1::4] == done[3::4]
     assert len(done) == 4 * 3 * 9  # the first round does not count
@@ -161,7 +161,7 @@ def test_the_reference_is_in_fp64_throughout() -> None:
     torch.manual_seed(0)
     module = NormInFp32()
     x = torch.randn(4, 16, dtype=torch.float64)
-    wide, call = model_errors.in_fp64(module)
+    wide, call = model_run.in_fp64(module)
     z = wide.layer(x)
     torch.testing.assert_close(call(x), torch.softmax(z, -1) + z.square() + z, rtol=1e-14, atol=1e-14)
 
@@ -177,7 +177,7 @@ def errors_with(call: Callable[[nn.Module], Callable[..., Any]]) -> dict[str, An
         return Inputs((torch.linspace(-1, 1, 64).reshape(4, 16),))
 
     contenders: Any = (EAGER, other)
-    return model_errors.run(session_of(), contenders, module, inputs_for, True)["contenders"]
+    return model_run.errors_of(session_of(), contenders, module, inputs_for, True)["contenders"]
 
 
 def test_errors_are_of_outputs_and_of_all_gradients() -> None:
@@ -186,7 +186,7 @@ def test_errors_are_of_outputs_and_of_all_gradients() -> None:
     assert 0 < entries["eager"]["gradient_error"] < 1e-6
     assert entries["other"]["error"] == pytest.approx(1e-3, rel=1e-3)
     assert entries["other"]["gradient_error"] == pytest.approx(1e-3, rel=1e-3)
-    assert model_errors.joint_error([torch.tensor([math.nan])], [torch.ones(1)]) == math.inf
+    assert model_run.joint_error([torch.tensor([math.nan])], [torch.ones(1)]) == math.inf
 
 
 def test_cuda_graphs_are_timed_where_a_limit_is_about_them() -> None:
@@ -269,7 +269,7 @@ def test_suite_measures_every_kind_of_case(tmp_path: Path, capsys: pytest.Captur
     assert [row["layers"] for row in results["fusion"]] == [["1 x 0 64x16", "1 x 2 64x16", "1 x 4 64x16"]]
     text = capsys.readouterr().out
     assert "What became of each product" in text
-    assert all(table.rows for table in model_suite.tables(load(tmp_path / "run.json")))
+    assert all(table.rows for table in tables_of(load(tmp_path / "run.json"))[1:])
     assert "No verdict: the targets are those of an NVIDIA H200." in text
 
 

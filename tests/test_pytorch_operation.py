@@ -262,7 +262,7 @@ def test_when_a_training_step_waits_for_the_host(
     multiprocessors: int, sizes: tuple[int, int, int], dtype: str, as_tf32: bool, waits: bool
 ) -> None:
     code = native.core.dtypes()[dtype]
-    assert native.core.training_waits_for_host(*sizes, code, multiprocessors, as_tf32) == waits
+    assert native.core.training_waits_for_host(sizes, code, multiprocessors, as_tf32) == waits
 
 
 def test_what_a_direct_call_refuses() -> None:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from cutfuse import native
+from cutfuse import dynamo, native
 from cutfuse.epilogue.calls import is_known
 from cutfuse.epilogue.reads import (
     IN_CHILDREN,
@@ -100,6 +100,7 @@ def _check_of_global_hooks() -> Any:
     return None
 
 
+@dynamo.disable  # after a graph break Dynamo would try to compile this
 def _facts_of_code(code: types.CodeType) -> tuple[Any, ...]:
     """What code reads, and whether it has a key as a function, as a method and as a module's forward."""
     base = native.core.class_version(nn.Module)
@@ -111,6 +112,7 @@ def _facts_of_code(code: types.CodeType) -> tuple[Any, ...]:
     return code, reads, is_function, is_method, not reads.opaque, globals_, free, own, attributes, base
 
 
+@dynamo.disable
 def _facts_of_class(kind: type) -> tuple[Any, ...]:
     version = _version_of(kind)
     forward = getattr(kind, "forward", None) if issubclass(kind, nn.Module) and is_of_torch(kind) else None
