@@ -78,6 +78,12 @@ inline specialize::OperandTypes to_operand_types(Program const& program, std::ve
   return types;
 }
 
+inline std::vector<specialize::OperandKind> kinds_of(int operand_count, specialize::OperandTypes const& types) {
+  std::vector<specialize::OperandKind> kinds(static_cast<size_t>(operand_count));
+  for (size_t k = 0; k < kinds.size(); ++k) kinds[k] = types[k].kind;
+  return kinds;
+}
+
 // None for a program that is interpreted for good.
 using OptionalSpecialization = std::optional<specialize::Specialization const*>;
 

@@ -74,10 +74,7 @@ ReduceProblem make_reduce(Program const& program, ReduceExtents const& extents, 
 }
 
 std::vector<sp::OperandKind> operand_kinds(ReduceProblem const& problem) {
-  sp::OperandTypes const types = specialized_operands(problem);
-  std::vector<sp::OperandKind> kinds;
-  for (int k = 0; k < problem.program.operand_count; ++k) kinds.push_back(types[k].kind);
-  return kinds;
+  return kinds_of(problem.program.operand_count, specialized_operands(problem));
 }
 
 std::tuple<int64_t, int, int64_t, int64_t> backward_launch(PointwiseExtents const& extents, DType dtype, int64_t pitch,

@@ -51,9 +51,7 @@ sp::Specialization* find_specialization(std::string const& kernel, int device, P
 }
 
 std::vector<sp::OperandKind> operand_kinds_of(sp::Specialization const& specialization) {
-  std::vector<sp::OperandKind> kinds;
-  for (int k = 0; k < specialization.operand_count(); ++k) kinds.push_back(specialization.operand_types()[k].kind);
-  return kinds;
+  return kinds_of(specialization.operand_count(), specialization.operand_types());
 }
 
 std::string describe(sp::Specialization const& specialization) {
