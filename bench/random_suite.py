@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import statistics
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,17 +15,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from bench.chains import COLUMN, FULL, ROW, SCALAR, Chain, Operand
-from bench.goals import MEAN, WORST, cases_with
-from bench.host_suite import EFFORT, NAMES, QUICK_EFFORT, Calls, Group, calls_of, case_of, cases_table, over_pytorch
-from bench.suite import Case, Goal, Suite
-from bench.timing import IN_A_ROW, TURNS
+from bench.chains import COLUMN, DRAWS, FULL, ROW, SCALAR, Chain, Operand, drawn_chain
+from bench.goals import MEAN, WORST, cases_with, over, value_of
+from bench.host_suite import (
+    CUTFUSE,
+    EFFORT,
+    NAMES,
+    PYTORCH,
+    QUICK_EFFORT,
+    Calls,
+    Group,
+    calls_of,
+    case_of,
+    cases_table,
+    error_of,
+    over_pytorch,
+)
+from bench.suite import Case, Figures, Goal, Session, Suite
+from bench.timing import IN_A_ROW, TURNS, Launch, wait_for
 from bench.workloads import (
     Function,
     Range,
     Shape,
     dimensions,
     drawn_shapes,
+    note_wrong,
     parameter_tensors,
     random_tensor,
     training_step,
@@ -33,6 +49,9 @@ FORWARD = Group("forward", "eager", IN_A_ROW)
 ROW_SUM = Group("forward with a row sum", "eager", IN_A_ROW)
 TRAINING = Group("training step", "eager", IN_A_ROW, needs_grad=True)
 PRECISIONS = {"16 bits": ("bf16", "fp16"), "fp32": ("fp32",)}
+NEW_CHAIN = Group("a new chain until its epilogue is compiled", "eager", IN_A_ROW)
+MOST_GFLOP = 40.0  # of a new chain's product
+NEW_CALLS, MOST_ROUNDS = 10, 50
 LIMITS = {FORWARD: (0.40, 0.40), ROW_SUM: (0.60, 0.65), TRAINING: (0.70, 0.75)}  # of the mean, by PRECISIONS
 WORST_AT_MOST = 1.05
 
@@ -143,10 +162,71 @@ def drawn_layers(group: Group, count: int, rows: Range, sizes: Range, seed: int)
     return layers
 
 
+def time_new(layer: Layer, precision: str, session: Session) -> Figures:
+    """The first call of a layer whose chain nobody has called, and calls in a row until it is compiled; beside eager's
+    before and after. host_us: without waiting for the device. first_us: the host's, of the first call."""
+    wait, tensors = wait_for(session.device), layer.tensors(precision, session.device)
+
+    def in_a_row(call: Launch, count: int = NEW_CALLS) -> tuple[float, float]:
+        wait()
+        began = time.perf_counter()
+        for _ in range(count):
+            call()
+        issued = time.perf_counter()
+        wait()
+        return 1e6 * (issued - began) / count, 1e6 * (time.perf_counter() - began) / count
+
+    def figures_of(rounds: list[tuple[float, float]]) -> Figures:
+        host, whole = (sorted(column) for column in zip(*rounds, strict=True))
+        tenth = len(whole) // 10
+        return {
+            "median_us": statistics.median(whole),
+            "p10_us": whole[tenth],
+            "p90_us": whole[-1 - tenth],
+            "host_us": statistics.median(host),
+        }
+
+    eager, fused = partial(layer.eager, *tensors), partial(layer.fused, *tensors)
+    exact = layer.eager(*(tensor.double() for tensor in tensors))
+    eager()
+    of_eager = [in_a_row(eager) for _ in range(4)]
+    first, _ = in_a_row(fused, 1)
+    of_fused = [in_a_row(fused)]
+    while len(of_fused) < MOST_ROUNDS and is_compiling():
+        of_fused.append(in_a_row(fused))
+    of_eager += [in_a_row(eager) for _ in range(4)]
+    entry: Figures = {**figures_of(of_fused), "first_us": first}
+    note_wrong(entry, error_of(fused(), exact), precision)
+    return {"contenders": {PYTORCH: figures_of(of_eager), CUTFUSE: entry}}
+
+
+def is_compiling() -> bool:
+    """Whether an epilogue is being compiled in the background."""
+    try:
+        cutfuse.wait(0)
+    except TimeoutError:
+        return True
+    return False
+
+
+def new_chains(count: int, rows: Range, sizes: Range, seed: int) -> Iterator[Case]:
+    """Layers with chains of operations at random, which no other case has."""
+    generator = random.Random(f"new chains {seed}")
+    draws = [draw for draw in DRAWS if draw.ops > 1 and not draw.reduce]
+    for number, shape in enumerate(drawn_shapes(count, rows, sizes, odd_ones=False, seed=seed)):
+        chain = drawn_chain(f"new-{number:02}", draws[number % len(draws)], generator)
+        layer = Layer(shape, chain, number % 2 == 0, number % 3 == 0, False, False)
+        precision = ("bf16", "fp32", "fp16", "fp32")[number % 4]
+        if 2e-9 * shape[0] * shape[1] * shape[2] <= MOST_GFLOP:
+            timed = partial(time_new, layer, precision)
+            yield Case(NEW_CHAIN.name, layer.label, dimensions(shape), precision, timed)
+
+
 def random_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
-    """Other layers for each group and precision; 16 bits are bf16 and fp16 in turn."""
+    """Other layers for each group and precision; 16 bits are bf16 and fp16 in turn. New chains come first."""
     ranges = (SMALL_ROWS, SMALL_SIZES) if small else (ROWS, SIZES)
     count = len(CHAINS) if small or quick else 2 * len(CHAINS)
+    yield from new_chains(count, *ranges, seed)
     kinds = list(product(LIMITS, PRECISIONS.values()))
     for place, (group, precisions) in enumerate(kinds):
         for number, layer in enumerate(drawn_layers(group, count, *ranges, seed=len(kinds) * seed + place)):
@@ -156,7 +236,13 @@ def random_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
 
 
 def goals() -> Iterator[Goal]:
-    """The mean and the worst of each group, in 16 bits and in fp32."""
+    """The mean and the worst of each group, in 16 bits and in fp32; and of new chains."""
+    covers = cases_with(group=NEW_CHAIN.name)
+    host = over((CUTFUSE,), (PYTORCH,), "host_us")
+    yield Goal(f"{NEW_CHAIN.name}, on the host", NEW_CHAIN.rival, covers, host, 1.0)
+    yield Goal(NEW_CHAIN.name, NEW_CHAIN.rival, covers, over_pytorch, 1.3)
+    first = value_of(CUTFUSE, "first_us", 1e3)
+    yield Goal("the first call of a new chain", "", covers, first, 2.0, MEAN, unit=" ms")
     for group, limits in LIMITS.items():
         for (bits, precisions), limit in zip(PRECISIONS.items(), limits, strict=True):
             covers = cases_with(group=group.name, precision=precisions)
@@ -176,6 +262,8 @@ SUITE = Suite(
         "compiled before.",
         f"M of {ROWS.least} to {ROWS.most}, N and K of {SIZES.least} to {SIZES.most}; {len(CHAINS)} chains with no "
         "operand, or one as large as the result, a row, a column or a scalar; drawn by the seed.",
+        f"New chains are of random operations, behind products of at most {MOST_GFLOP:.0f} GFLOP: the first call, "
+        f"and then {NEW_CALLS} calls in a row until the epilogue is compiled.",
     ),
     effort=EFFORT,
     quick_effort=QUICK_EFFORT,

@@ -31,7 +31,7 @@ SMALL_RUNS = {
     "chains": (["8x24x16", "bf16"], {"mm", "eager", "interpreted", "specialized"}, 7),
     "accuracy": (["x64 "], {"cuBLAS fp32", "guarded", "split3", "split6", "tf32", "bf16"}, 15),
     "host": (["pointwise of three"], {"pytorch", "cutfuse"}, 4),
-    "random": ([], {"pytorch", "cutfuse"}, 90),  # each chain in each group
+    "random": ([], {"pytorch", "cutfuse"}, 105),  # each chain in each group, and new ones
     "head": (["plain"], {"eager", "chunked", "cutfuse", "cutfuse-large"}, 2),
     "mlp": (["gelu"], {"eager", "cutfuse"}, 4),
     "bits": (["gelu", "bf16"], {"default", "eager rounding", "PyTorch"}, 5),

@@ -15,7 +15,7 @@ from bench import host_suite as suite
 from bench import workloads
 from bench.__main__ import main
 from bench.host_suite import CUTFUSE, PYTORCH, Calls, Group, build_stacks
-from bench.random_suite import CHAINS, LIMITS, TRAINING, Layer, random_cases
+from bench.random_suite import CHAINS, LIMITS, NEW_CHAIN, TRAINING, Layer, random_cases
 from bench.suite import Case
 from bench.workloads import WRONG_ABOVE
 
@@ -171,7 +171,11 @@ def layer_of(case: Case) -> Layer:
 
 
 def test_layers_are_of_every_kind_in_each_group() -> None:
-    cases = list(random_cases(False, False, 3))
+    drawn = list(random_cases(False, False, 3))
+    new = [case for case in drawn if case.group == NEW_CHAIN.name]
+    assert {case.precision for case in new} == {"bf16", "fp16", "fp32"}
+    assert len({case.prepare.args[0].chain.function.__code__.co_code for case in new}) > len(new) / 2  # type: ignore[attr-defined]
+    cases = [case for case in drawn if case not in new]
     assert Counter(case.group for case in cases) == {group.name: 60 for group in LIMITS}
     assert Counter(case.precision for case in cases) == {"bf16": 45, "fp16": 45, "fp32": 90}
     for group in LIMITS:
