@@ -86,21 +86,21 @@ constexpr double kFoldOfColumns = 10.0;
 
 double elements_of(TrainedLayer const& layer) { return static_cast<double>(layer.m) * static_cast<double>(layer.n); }
 
-double predict_own(TrainedLayer const& layer) {
+// work: of an element forwards, which is `derivative` times as much backwards. sum: of columns, where they are summed.
+double predict_passes(TrainedLayer const& layer, double work, double derivative, double sum) {
   double const elements = elements_of(layer);
-  double const work = layer.own_cost * kMicrosecondsPerElementAndFastOp;
   double const forward = predict_pass_microseconds(elements, layer.forward_bytes, work);
-  double const backward = predict_pass_microseconds(elements, layer.backward_bytes, kDerivative * work);
-  return forward + backward + (layer.sums_columns ? kFoldOfColumns : 0.0);
+  double const backward = predict_pass_microseconds(elements, layer.backward_bytes, derivative * work);
+  return forward + backward + (layer.sums_columns ? sum : 0.0);
+}
+
+double predict_own(TrainedLayer const& layer) {
+  return predict_passes(layer, layer.own_cost * kMicrosecondsPerElementAndFastOp, kDerivative, kFoldOfColumns);
 }
 
 double predict_generated(TrainedLayer const& layer) {
-  double const elements = elements_of(layer);
-  double const work = layer.generated_cost * kMicrosecondsPerElementAndGeneratedOp;
-  double const sum = kPassLaunch + elements * 2.0 / kBytesPerMicrosecondOfColumns;
-  double const forward = predict_pass_microseconds(elements, layer.forward_bytes, work);
-  double const backward = predict_pass_microseconds(elements, layer.backward_bytes, kGeneratedDerivative * work);
-  return forward + backward + (layer.sums_columns ? sum : 0.0);
+  double const sum = kPassLaunch + elements_of(layer) * 2.0 / kBytesPerMicrosecondOfColumns;
+  return predict_passes(layer, layer.generated_cost * kMicrosecondsPerElementAndGeneratedOp, kGeneratedDerivative, sum);
 }
 
 double predict_products(TrainedLayer const& layer) {

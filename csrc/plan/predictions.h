@@ -42,8 +42,6 @@ double predict_copy_microseconds(int64_t rows, int64_t columns, DType dtype);
 // The same by a kernel that torch.compile's compiler makes.
 double predict_padding_microseconds(int64_t rows, int64_t columns, DType dtype);
 
-double predict_fma_microseconds(GemmConfig const& config, GemmProblem const& problem, OperandBytes operand_bytes);
-
 // The alternative: cuBLAS, then one pointwise or reduction kernel over its result. A product over planes or by fused
 // multiply-adds is compared with cuBLAS in fp32, whose kernels a bias decides. compiled_work: the microseconds that an
 // element takes of a kernel that has the program compiled in; empty for one that interprets it. alignment: the bytes at
