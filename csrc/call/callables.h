@@ -22,7 +22,7 @@ uint64_t new_number();
 
 // Takes what Python says of code, of a class or of one of its attributes: see cutfuse/epilogue/fingerprint.py. False
 // with an exception set.
-bool learn_fact(PyObject* name, PyObject* facts);
+bool learn_fact(PyObject* name, PyObject* given);
 
 // What is the same in the whole process, before the first callable has a number. False with an exception set.
 bool learn_language(PyObject* known, PyObject* hooks, PyObject* types);
