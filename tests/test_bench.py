@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -25,7 +24,6 @@ from bench.suites import SUITES
 from bench.timing import CallTime
 from bench.workloads import Run, note_wrong
 
-HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Of each suite but the models, whose test stands in for the compilers: a few cases, and their contenders.
 SMALL_RUNS = {
