@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from emulated_launches import EmulatedLaunches
+from emulated_device import EmulatedLaunches
 
 import cutfuse
 from cutfuse import native

@@ -102,6 +102,10 @@ def compare(
     return collector
 
 
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
 def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_device import emulated_device
+from emulated_device import EmulatedLaunches, emulated_device
 from emulated_device import launches as launches
-from emulated_launches import EmulatedLaunches
 from fused_products import arguments_of, run_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -22,7 +21,6 @@ from bench.goals import TARGET_DEVICE
 from bench.suite import Case, Session, Shard, suite_of, title_of
 from bench.workloads import CEILINGS, Run, Work, ceilings_for, floor_us, note_wrong
 
-HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Of each suite but the models, whose test stands in for the compilers: a few cases, and their contenders.
 SMALL_RUNS = {

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from test_nn import MODELS
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -63,20 +64,12 @@ def test_compiles_to_one_graph(name: str, backend: str, path: str) -> None:
     torch.testing.assert_close(torch.autograd.grad(compiled(*inputs).square().sum(), inputs, **kwargs), expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("LinearSigmoidSum", (7, 6)),
-        ("Sigmoid", ()),
-        ("GemmDivideSumScale", (7, 6, 1.5)),
-        ("SumReduction", (1,)),
-        ("GemmSigmoidScaleResidual", (7, 6, 2.0)),
-    ],
-)
-def test_drop_ins_compile(name: str, arguments: tuple, path: str) -> None:
-    module = getattr(cutfuse.nn, name)(*arguments)
+@pytest.mark.parametrize("name", MODELS)
+def test_drop_ins_compile(name: str, path: str) -> None:
+    arguments, shape, _ = MODELS[name]
+    module, x = getattr(cutfuse.nn, name)(*arguments), torch.randn(shape)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(X), module(X))
+    torch.testing.assert_close(compiled(x), module(x))
 
 
 def test_reductions_of_integers_compile() -> None:

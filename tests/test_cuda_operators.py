@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
-from emulated_device import direct_calls, emulated_device
-from emulated_launches import EmulatedLaunches
+from emulated_device import EmulatedLaunches, direct_calls, emulated_device
 from generators import EPILOGUES, LAYOUTS, REDUCTIONS, eager_linear, eager_reduce, operands_for
 from torch import Tensor
 

@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from emulated_device import direct_calls, paused
+from emulated_device import EmulatedLaunches, direct_calls, paused
 from emulated_device import launches_of_each_reader as launches_of_each_reader
-from emulated_launches import EmulatedLaunches
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_device import direct_calls, emulated_device
+from emulated_device import EmulatedLaunches, direct_calls, emulated_device
 from emulated_device import launches_of_each_reader as launches_of_each_reader
-from emulated_launches import EmulatedLaunches
 from torch import Tensor
 
 import cutfuse

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_device import direct_calls, emulated_device
-from emulated_launches import RecordedLaunches
+from emulated_device import RecordedLaunches, direct_calls, emulated_device
 from torch import Tensor
 
 import cutfuse

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_device import direct_calls, directly
+from emulated_device import EmulatedLaunches, direct_calls, directly
 from emulated_device import launches_of_each_reader as launches_of_each_reader
-from emulated_launches import EmulatedLaunches
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 from compiled_epilogues import FakeCompiler, compiled_by
-from emulated_device import READERS, core, direct_calls, directly, emulated_device, paused
+from emulated_device import READERS, EmulatedLaunches, core, direct_calls, directly, emulated_device, paused
 from emulated_device import launches_of_each_reader as launches_of_each_reader
-from emulated_launches import EmulatedLaunches
 from torch import Tensor
 
 import cutfuse

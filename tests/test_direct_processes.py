@@ -24,7 +24,7 @@ import torch
 
 torch.set_num_threads(1)
 from emulated_device import core, direct_calls, emulated_device
-from emulated_launches import EmulatedLaunches
+from emulated_device import EmulatedLaunches
 
 import cutfuse
 

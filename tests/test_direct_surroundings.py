@@ -12,9 +12,16 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from direct_layers import call_of
-from emulated_device import READERS, direct_calls, directly, emulated_device, needs_exchange_api, paused
+from emulated_device import (
+    READERS,
+    EmulatedLaunches,
+    direct_calls,
+    directly,
+    emulated_device,
+    needs_exchange_api,
+    paused,
+)
 from emulated_device import launches_of_each_reader as launches_of_each_reader
-from emulated_launches import EmulatedLaunches
 from several_devices import SeveralDevices
 from threads import run_in_threads
 from torch import Tensor, nn

@@ -12,8 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from direct_layers import KINDS, call_of
-from emulated_device import READERS, direct_calls, emulated_device
-from emulated_launches import EmulatedLaunches
+from emulated_device import READERS, EmulatedLaunches, direct_calls, emulated_device
 from threads import run_in_threads
 from torch import Tensor
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_device import direct_calls, directly, emulated_device
+from emulated_device import EmulatedLaunches, RecordedLaunches, direct_calls, directly, emulated_device
 from emulated_device import launches_of_each_reader as launches_of_each_reader
-from emulated_launches import EmulatedLaunches, RecordedLaunches
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_device import direct_calls
+from emulated_device import EmulatedLaunches, direct_calls
 from emulated_device import launches as launches
-from emulated_launches import EmulatedLaunches
 from processes import run_python
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_device import directly, emulated_device
-from emulated_launches import RecordedLaunches
+from emulated_device import RecordedLaunches, directly, emulated_device
 from fused_products import IDENTITY, arguments_of, explain, inputs, run_plan
 from torch import Tensor
 

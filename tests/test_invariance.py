@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_device import directly
+from emulated_device import EmulatedLaunches, directly
 from emulated_device import launches as launches
-from emulated_launches import EmulatedLaunches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import MODULE, contiguous, plan, products, requests

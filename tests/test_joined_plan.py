@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_device import READERS, emulated_device
-from emulated_launches import RecordedLaunches
+from emulated_device import READERS, RecordedLaunches, emulated_device
 from plan_cases import MODULE, plan
 
 from cutfuse.layer import planner

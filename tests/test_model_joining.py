@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from model_checks import PYTORCH_WARNINGS, Collector, compare
+from model_checks import PYTORCH_WARNINGS, Collector, compare, draw
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
@@ -22,10 +22,6 @@ from cutfuse.layer import schema
 pytestmark = [*PYTORCH_WARNINGS, pytest.mark.usefixtures("everything_fuses")]
 
 JOINED = "one kernel multiplies its input by the weights of "
-
-
-def draw(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 X = draw(2, 6, 32)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from model_checks import PYTORCH_WARNINGS, Collector, compare
+from model_checks import PYTORCH_WARNINGS, Collector, compare, draw
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
@@ -24,10 +24,6 @@ pytestmark = [
     *PYTORCH_WARNINGS,
     pytest.mark.usefixtures("everything_fuses"),
 ]
-
-
-def draw(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 X, W, B, R, C = draw(6, 32), draw(16, 32), draw(16), draw(6, 16), draw(6, 1)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from model_checks import PYTORCH_WARNINGS, Model, agree, compare, tensors
+from model_checks import PYTORCH_WARNINGS, Model, agree, compare, draw, tensors
 from torch import Tensor, fx
 from torch.utils.checkpoint import checkpoint
 
@@ -25,10 +25,6 @@ pytestmark = [
     *PYTORCH_WARNINGS,
     pytest.mark.usefixtures("everything_fuses", "one_thread"),
 ]
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
 X, W, B, R = draw(8, 32), draw(16, 32), draw(16), draw(8, 16)

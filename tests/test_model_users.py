@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from model_checks import PYTORCH_WARNINGS, Collector, compare
+from model_checks import PYTORCH_WARNINGS, Collector, compare, draw
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
@@ -18,10 +18,6 @@ pytestmark = [
     *PYTORCH_WARNINGS,
     pytest.mark.usefixtures("one_thread", "everything_fuses"),
 ]
-
-
-def draw(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 X = draw(4, 8)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_device import core, direct_calls
+from emulated_device import EmulatedLaunches, core, direct_calls
 from emulated_device import launches as launches
-from emulated_launches import EmulatedLaunches
 from torch import Tensor
 from watchers import Functions, Operators, autocast, check, profiled
 

@@ -6,14 +6,13 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import emulated_launches
+import emulated_device as emulation
 import pytest
 import torch
 import torch.nn.functional as F
 from compiled_epilogues import FakeCompiler, compiled_by
-from emulated_device import core, direct_calls, directly
+from emulated_device import EmulatedLaunches, core, direct_calls, directly
 from emulated_device import launches as launches
-from emulated_launches import EmulatedLaunches
 from torch import Tensor
 
 import cutfuse
@@ -95,7 +94,7 @@ def test_a_program_of_exact_ops_has_pytorchs_bits(name: str) -> None:
     function, (z, *operands) = EXACT[name]
     program, expected = program_of(function, z, *operands), function(z, *operands)
     assert not program.native.has_eager_formulas
-    y = emulated_launches.evaluate(program.native, z.float(), [t.float() for t in operands])
+    y = emulation.evaluate(program.native, z.float(), [t.float() for t in operands])
     assert torch.equal(y.to(expected.dtype), expected)
     plain = resolve(function, len(operands), types_of(z, *operands)).program
     once = evaluate(plain, z.float(), operands).to(expected.dtype)
@@ -132,7 +131,7 @@ def test_no_interpreter_runs_pytorchs_formulas(launches: EmulatedLaunches) -> No
     assert Program.parse(program.text) == program
     assert not program.native.is_same(Program(program.instructions, 0).native)
     with pytest.raises(ValueError, match="PyTorch's own formulas"):
-        emulated_launches.evaluate(program.native, Z.float(), [])
+        emulation.evaluate(program.native, Z.float(), [])
     planned = plan_pointwise_call(Z, [], program, Z)
     assert planned is not None
     with pytest.raises(RuntimeError, match="no kernel interprets a program with PyTorch's own formulas"):
@@ -238,7 +237,7 @@ def test_pytorch_computes_the_layer_until_its_program_is_compiled(
     x, weight, _, _ = layer()
     monkeypatch.setattr(eager, "_compare", lambda arguments, kernel: False)
     monkeypatch.setattr(specialize, "why_interpreted", lambda: "")
-    monkeypatch.setattr(emulated_launches, "evaluate", lambda program, z, operands: F.gelu(z.bfloat16()).float())
+    monkeypatch.setattr(emulation, "evaluate", lambda program, z, operands: F.gelu(z.bfloat16()).float())
     expected = F.gelu(F.linear(x, weight))
     compiler = FakeCompiler()
     compiler.may_go_on.clear()

@@ -14,9 +14,8 @@ import pytest
 import torch
 from compiled_epilogues import FakeCompiler, compiled_by, core, kernels_of
 from compiled_epilogues import compiler as compiler
+from emulated_device import EmulatedLaunches, paused
 from emulated_device import launches as launches
-from emulated_device import paused
-from emulated_launches import EmulatedLaunches
 from processes import HERE, run_python
 from torch import Tensor
 

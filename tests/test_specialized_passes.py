@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from compiled_epilogues import FakeCompiler, compiled_by
-from emulated_device import core, direct_calls, paused
+from emulated_device import EmulatedLaunches, core, direct_calls, paused
 from emulated_device import launches as launches
-from emulated_launches import EmulatedLaunches
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor

@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from compiled_epilogues import FakeCompiler
 from compiled_epilogues import compiler as compiler
-from emulated_device import direct_calls, directly, emulated_device, paused
+from emulated_device import EmulatedLaunches, direct_calls, directly, emulated_device, paused
 from emulated_device import launches as launches
-from emulated_launches import EmulatedLaunches
 from functorch.compile import aot_function, nop
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
