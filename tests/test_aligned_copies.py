@@ -22,7 +22,6 @@ import cutfuse
 from cutfuse.epilogue import Epilogue
 from cutfuse.layer import planner, training_step
 
-COPIED = MODULE.CopiedMatrix
 BARE = {"epilogue_cost": 0.0, "specialized_cost": 0.0, "bias": None}
 
 

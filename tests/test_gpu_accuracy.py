@@ -116,20 +116,6 @@ def test_guard_watches_rows_of_a_weight_that_share_scales(rows: slice, plan: str
     assert suite.measure(found[:, rows], exact).frobenius < cublas.frobenius
 
 
-def test_forced_modes_differ_as_named() -> None:
-    x, weight = sample("normal", k=8192)
-    exact = suite.Exact.of(x, weight)
-    results = {name: suite.product(name, x, weight) for name in ("guarded", "split3", "split6", "tf32")}
-    with cutfuse.precision("ieee"):
-        results["ieee"] = cutfuse.linear(x, weight)
-    errors = {name: suite.measure(result, exact).frobenius for name, result in results.items()}
-    assert torch.equal(results["ieee"], torch.mm(x, weight.t()))
-    assert not torch.equal(results["split3"], results["split6"])
-    assert 1e-5 < errors["tf32"] < 1e-3
-    assert errors["split3"] < errors["ieee"]
-    assert errors["split6"] < errors["ieee"]
-
-
 def insert(values: dict[tuple[int, int], float]) -> Callable[[Tensor], None]:
     """Write values at (row, column)."""
 

@@ -210,24 +210,3 @@ def test_nothing_warns_and_nothing_synchronises() -> None:
                 call(x, w, b, r)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90")
-def test_explain_names_the_path() -> None:
-    x, w, b, _ = make_inputs(256, 512, 128)
-    assert cutfuse.explain(x, w, b, epilogue=torch.tanh, reduce="sum").path == "fused"
-    # Of a matrix of 3 MiB, behind a product of few rows, and of 64 MiB.
-    for sizes, path in (((96, 14336, 5120), "unfused"), ((8192, 4096, 1024), "fused")):
-        larger = make_inputs(*sizes)[:3]
-        assert cutfuse.explain(*larger, epilogue=torch.tanh, reduce="sum").path == path
-    assert cutfuse.explain(x[:, 1:], w[:, 1:], b, epilogue=torch.tanh).path == "unfused"
-    large = make_inputs(4096, 8192, 1024)[:3]
-    assert cutfuse.explain(*large, epilogue=lambda z: z / 2, reduce="sum").path == "matrix-vector"
-    assert cutfuse.explain(x.double(), w.double(), b.double(), epilogue=torch.tanh).path == "composed"
-    single = [t.float() for t in (x, w, b)]
-    for precision, kernel in (("highest", "sm90_fp32_"), ("high", "sm90_tf32_")):
-        torch.set_float32_matmul_precision(precision)
-        explanation = cutfuse.explain(*single, epilogue=torch.tanh)
-        assert explanation.path == "fused"
-        assert kernel in explanation.steps[0]
-        assert explanation.reasons

@@ -20,7 +20,6 @@ from interpreted_and_compiled import (
     assert_same_gradients,
     kernels_for,
     layer,
-    run,
     with_special_values,
 )
 from interpreted_and_compiled import assert_same_layer as assert_same_bits
@@ -81,15 +80,6 @@ def test_operands_that_the_copy_engine_brings(shape: tuple[int, int], dtype: tor
     for operands in ((plain, other), (pitched, other), (odd, plain), (odd, odd), (plain.t().contiguous().t(), plain)):
         arguments = layer(program, operands, dtype, shape=shape)
         assert_same_bits(arguments, kernels_for(arguments))
-
-
-def test_a_nan_may_have_another_sign() -> None:
-    """The driver's compiler lets a selection negate a NaN, where the interpreter's negation has made it positive."""
-    program = Program.parse("operands=0; neg z -> s0; gt z 0.0; where prev z s0")
-    arguments = layer(program, dtype=torch.float32)
-    kernels = kernels_for(arguments)
-    assert run(arguments, "off", kernels[0])[:, len(SPECIAL) - 1].isnan().all()
-    assert_same_bits(arguments, kernels)
 
 
 def test_one_kernel_serves_all_numbers() -> None:
@@ -157,19 +147,6 @@ def test_streams_and_threads() -> None:
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(call, range(32)))
     assert cutfuse.wait(60) == 1
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
-def test_every_device_has_its_own() -> None:
-    program = Program.parse("operands=0; tanh z; mul prev z")
-    for device in range(2):
-        with torch.cuda.device(device):
-            arguments = layer(program)
-            moved = [t.to(f"cuda:{device}") for t in (arguments.x, arguments.weight, arguments.bias)]  # type: ignore[union-attr]
-            arguments = arguments._replace(x=moved[0], weight=moved[1], bias=moved[2])
-            kernel = kernels_for(arguments)[0]
-            assert torch.equal(run(arguments, "off", kernel).nan_to_num(), run(arguments, "now", kernel).nan_to_num())
-    assert native.core.specialization_count() == 2
 
 
 PROGRAM = """

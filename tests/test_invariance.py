@@ -305,27 +305,6 @@ def test_other_values_are_refused(choose: Callable[[Any], object]) -> None:
         choose("on")
 
 
-def test_compiled_code_reads_the_mode_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invariance.process, "holds_somewhere", True)
-    seen: list[bool] = []
-
-    @torch.library.custom_op("cutfuse_test::sees_mode", mutates_args=())
-    def sees_mode(x: Tensor) -> Tensor:
-        seen.append(is_batch_invariant())
-        return x.clone()
-
-    @sees_mode.register_fake
-    def _(x: Tensor) -> Tensor:
-        return torch.empty_like(x)
-
-    compiled = torch.compile(lambda x: sees_mode(x) + 1, fullgraph=True, backend="aot_eager")
-    compiled(torch.zeros(2))
-    with cutfuse.batch_invariant():
-        compiled(torch.zeros(2))
-    compiled(torch.zeros(2))
-    assert seen == [False, True, False]
-
-
 COMPILED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "plain layer": (lambda x, w: cutfuse.linear(x, w), "linear"),
     "epilogue": (lambda x, w: cutfuse.linear(x, w, epilogue=torch.relu), "linear"),

@@ -80,16 +80,6 @@ def templates() -> dict[str, str]:
     return embed_kernel_templates.templates(SOURCE)
 
 
-def test_a_template_has_what_its_kernel_needs(templates: dict[str, str]) -> None:
-    (first,) = templates.values()
-    assert first.startswith(".version 9.0\n.target sm_90a\n.address_size 64\n")
-    assert re.findall(r"\.entry (\w+)\(", first) == ["sm90_first1"]
-    assert "sm90_first1_param_0[64]" in first
-    assert "table[8] = {1, 0, 0, 0,\n2, 0, 0, 0};" in first
-    assert first.count(".func helper") == 2
-    assert "shared_memory" not in first
-
-
 def test_a_kernel_that_runs_no_program_has_a_template_by_its_own_name_alone(templates: dict[str, str]) -> None:
     assert list(templates) == ["sm90_first1"]
     _, second = embed_kernel_templates.templates(SOURCE, are_named=True).values()

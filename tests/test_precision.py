@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import cutfuse
+from cutfuse import invariance
 from cutfuse.invariance import is_batch_invariant
 from cutfuse.layer import autograd
 from cutfuse.layer.linear_plan import cublas_linear
@@ -184,12 +185,12 @@ def test_what_a_forward_captured_holds_on_other_threads() -> None:
 
 @pytest.fixture
 def recorded() -> Iterator[list[str]]:
-    """The modes in which an operator, `torch.ops.cutfuse_test.product`, was run."""
+    """The modes in which an operator, `torch.ops.cutfuse_test.product`, was run: of precision, and batch invariance."""
     modes: list[str] = []
 
     @torch.compiler.disable  # after a graph break the operator is called eagerly, and Dynamo of 2.8 compiles its Python
     def run(x: Tensor) -> Tensor:
-        modes.append(product_mode())
+        modes.append(product_mode() + ", invariant" * is_batch_invariant())
         return x + 1
 
     library = torch.library.Library("cutfuse_test", "FRAGMENT")
@@ -202,7 +203,9 @@ def recorded() -> Iterator[list[str]]:
     torch._dynamo.reset()
 
 
-def test_a_compiled_function_reads_the_mode_when_it_runs(recorded: list[str]) -> None:
+def test_a_compiled_function_reads_the_modes_when_it_runs(recorded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invariance.process, "holds_somewhere", True)  # which compiled code is guarded by
+
     def function(x: Tensor) -> Tensor:
         return torch.ops.cutfuse_test.product(x * 2)
 
@@ -211,9 +214,11 @@ def test_a_compiled_function_reads_the_mode_when_it_runs(recorded: list[str]) ->
     compiled(x)
     with cutfuse.precision("split6"):
         compiled(x)
+    with cutfuse.batch_invariant():
+        compiled(x)
     cutfuse.set_precision("ieee")
     compiled(x)
-    assert recorded == ["guarded", "split6", "ieee"]
+    assert recorded == ["guarded", "split6", "guarded, invariant", "ieee"]
 
 
 def test_a_context_inside_a_compiled_function_breaks_the_graph_and_holds(recorded: list[str]) -> None:

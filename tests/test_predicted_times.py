@@ -34,14 +34,8 @@ HEAVY = {"specialized_cost": 3.78}
 GELU_RESIDUAL = {"specialized_cost": 1.0, "operand_bytes": 2.0, "fetched_bytes": 2.0}
 RESIDUAL = {"specialized_cost": 0.22, "operand_bytes": 2.0, "fetched_bytes": 2.0}
 GELU_SUMMED = {"specialized_cost": 0.78, "reduction": "sum"}
-# Microseconds on an H200 of the fastest kernel that has such an epilogue in its text, in bf16.
+# Microseconds on an H200 of the fastest kernel that has such an epilogue in its text, in bf16; more in bench/samples.
 MEASURED = [
-    ((12608, 3072, 768), RELU, 89),
-    ((8192, 8192, 1024), RELU, 187),
-    ((1024, 8192, 8192), RELU, 180),
-    ((12608, 3072, 768), GELU, 111),
-    ((8192, 8192, 1024), GELU, 217),
-    ((4096, 11008, 4096), GELU, 516),
     ((96, 14336, 5120), GELU, 54),
     ((12608, 3072, 768), SIX_OPS, 134),
     ((1536, 6144, 2560), SIX_OPS, 80),
@@ -50,9 +44,7 @@ MEASURED = [
     ((12608, 3072, 768), GELU_RESIDUAL, 123),
     ((4096, 11008, 4096), GELU_RESIDUAL, 549),
     ((2048, 2304, 768), GELU_RESIDUAL, 26),
-    ((12608, 3072, 768), GELU_SUMMED, 119),
     ((2048, 2304, 768), GELU_SUMMED, 27),
-    ((1024, 8192, 8192), GELU_SUMMED, 190),
 ]
 
 
@@ -266,7 +258,7 @@ def test_what_is_chosen_takes_little_longer_than_what_is_faster() -> None:
 
 
 # M, N, K: the fastest kernel with the epilogue compiled in, its microseconds, those of cuBLAS and a pass of ours, and
-# of the product alone.
+# of the product alone. Of layers that are too short for bench/samples.
 LAYERS: dict[tuple[int, int, int], tuple[str, float, float, float]] = {
     (36, 1760, 296): ("64x64x128_1x1_pingpong", 4.8, 5.5, 3.6),
     (253, 320, 896): ("64x64x128_1x1_pingpong", 5.1, 6.3, 4.3),
@@ -298,13 +290,6 @@ LAYERS: dict[tuple[int, int, int], tuple[str, float, float, float]] = {
     (1803, 4112, 984): ("128x128x64_1x2_pingpong", 37.9, 36.3, 27.3),
     (5049, 1472, 1536): ("128x128x64_2x1_pingpong", 40.9, 41.9, 33.1),
     (887, 10952, 944): ("128x128x64_1x2_pingpong", 37.9, 43.5, 32.1),
-    (263, 12032, 5312): ("128x128x64_1x2_pingpong", 117.1, 55.0, 51.2),
     (3743, 6336, 256): ("128x128x64_1x2_pingpong", 44.6, 57.9, 30.9),
     (4436, 2240, 1600): ("128x128x64_1x2_pingpong", 54.3, 60.6, 48.3),
-    (3511, 3584, 1472): ("128x128x64_1x2_pingpong", 56.5, 70.8, 55.8),
-    (12020, 320, 5888): ("128x128x64_2x1_pingpong", 131.7, 77.3, 71.1),
-    (4772, 1920, 3584): ("128x128x64_2x1_pingpong", 113.4, 109.5, 95.2),
-    (15854, 424, 9640): ("128x256x64_2x1_cooperative", 255.7, 222.3, 209.3),
-    (5846, 5632, 3264): ("128x128x64_2x1_pingpong", 347.3, 373.8, 329.8),
-    (14064, 8320, 1536): ("128x128x64_1x2_pingpong", 568.2, 776.7, 575.8),
 }
