@@ -53,7 +53,9 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Distribution:
-    """`make(draw, m, n, k)` gives x and weight in fp64, still to be rounded to fp32.
+    """Pairs of matrices, by what makes rounding or splitting easy or hard in `x @ weight.T`.
+
+    `make(draw, m, n, k)` gives x and weight in fp64, still to be rounded to fp32.
 
     `is_exact`: every product and partial sum is a multiple of one number and fits fp32, so a result has no error.
     """

@@ -93,14 +93,6 @@ def run_process(arguments: Sequence[str], folder: Path) -> dict[str, Any]:
     return found
 
 
-def entry_of(found: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
-    """A contender's entry of several processes: the median, or a note where chains were left to the interpreter."""
-    fewest = min(one["kernels"] for one in found)
-    if fewest < count:
-        return {"note": f"failed: {fewest} of {count} chains ran specialized"}
-    return {"wait_s": statistics.median(one["wait_s"] for one in found), "kernels": fewest}
-
-
 def run(count: int) -> Figures:
     """The figures of a case: in processes without a cache, and for one chain in processes that find one."""
     found: dict[str, list[dict[str, Any]]] = {COLD: []}
@@ -109,7 +101,13 @@ def run(count: int) -> Figures:
             found[COLD].append(run_process(command(count), Path(folder)))
             if count == 1:
                 found.setdefault(SECOND, []).append(run_process(command(count), Path(folder)))
-    return {"contenders": {name: entry_of(own, count) for name, own in found.items()}}
+    contenders: dict[str, Figures] = {}
+    for name, own in found.items():
+        fewest = min(one["kernels"] for one in own)
+        contenders[name] = {"wait_s": statistics.median(one["wait_s"] for one in own), "kernels": fewest}
+        if fewest < count:
+            contenders[name] = {"note": f"failed: {fewest} of {count} chains ran specialized"}
+    return {"contenders": contenders}
 
 
 def prepare(count: int, session: Session) -> Turn:

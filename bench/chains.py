@@ -3,6 +3,8 @@
 A draw is tame enough that every contender computes it without large errors. It keeps an interval that holds the chain's
 value while z and the operands lie within `NORMAL`, and takes an operation only where it changes something, where the
 value stays small and varies, and where errors do not grow much.
+
+Then what contenders run: tensors, the calls with a chain behind or before them, and their results in fp64.
 """
 
 from __future__ import annotations

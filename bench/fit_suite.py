@@ -45,19 +45,13 @@ EFFORT = Effort(0.6, 5, 20)
 Launches = dict[str, Callable[[], Any]]
 
 
-def arguments_of(layer: Layer, device: torch.device) -> LinearArguments:
-    """The layer's tensors, and what follows its product."""
+def launches_of(layer: Layer, device: torch.device) -> Launches:
+    """Every way of computing the layer by its name, and cuBLAS's product alone; on the CPU PyTorch's own."""
     m, n, k = layer.m, layer.n, layer.k
     x, weight = (random_tensor(shape, PRECISION, device, seed) for seed, shape in enumerate(((m, k), (n, k))))
     program = Program.parse(layer.program)
     operands = [random_tensor((m, n), PRECISION, device, 2 + place) for place in range(program.operand_count)]
-    return LinearArguments(x, weight, None, operands, program, layer.reduction, x.dtype)
-
-
-def launches_of(layer: Layer, device: torch.device) -> Launches:
-    """Every way of computing the layer by its name, and cuBLAS's product alone; on the CPU PyTorch's own."""
-    arguments = arguments_of(layer, device)
-    x, weight, _, operands, program, *_ = arguments
+    arguments = LinearArguments(x, weight, None, operands, program, layer.reduction, x.dtype)
     found: Launches = {PRODUCT: lambda: F.linear(x, weight)}
     if device.type != "cuda":
 

@@ -1,4 +1,6 @@
-"""Measures one case on a device: builds it, checks its contenders against fp64, and times them in turns."""
+"""Measures one case on a device: builds it, checks its contenders against fp64, and times them in turns; or counts the
+memory of their training steps.
+"""
 
 from __future__ import annotations
 
@@ -266,7 +268,10 @@ def step_bytes(forward: Forward, leaves: Sequence[Tensor], grad: Tensor, meter: 
 
 
 def memory_of(steps: Mapping[str, tuple[Forward, Sequence[Tensor]]], grad: Tensor, meter: Meter) -> Figures:
-    """The figures of every contender's step once it is warm, of forward passes and their leaves."""
+    """The figures of every contender's step once it is warm, of forward passes and their leaves.
+
+    Counted from what is allocated before the step: without the parameters and the inputs.
+    """
     found = {}
     for name, (forward, leaves) in steps.items():
         for _ in range(WARM_UP_STEPS):

@@ -19,7 +19,7 @@ from bench.suite import Case, Figures, Goal, Session, Suite, Turn
 from bench.tables import of, ratio_of, table_of, times_of
 from bench.workloads import Range, Reference, Shape, Workload, dimensions, drawn_shapes, random_tensor
 
-FORWARD, TRAINING, MEMORY = GROUPS = ("forward", "training step", "memory")
+FORWARD, TRAINING, MEMORY = "forward", "training step", "memory"
 PYTORCH = (EAGER, COMPILE)
 RECOMPUTED = "cutfuse, recomputed"
 PRECISION = "bf16"

@@ -1,4 +1,6 @@
-"""Measures one case of the models suite on a device: its times, its errors, or how long it takes to compile."""
+"""Measures one case of the models suite on a device: who runs a model, how long each takes and takes to compile, the
+errors of outputs and gradients against fp64, and what of the model was fused.
+"""
 
 from __future__ import annotations
 
@@ -360,14 +362,6 @@ def note_on_result(result: Any, expected: Tensor | None, precision: str) -> str:
     return f"wrong: relative difference {error:.1e} to eager" if error > 2 * WRONG_ABOVE[precision] else ""
 
 
-@dataclass(frozen=True)
-class Started:
-    """A contender that is compiled and warm: its call, and the microseconds that the host takes to issue it."""
-
-    call: Call
-    host_us: float
-
-
 def contenders_for(kind: str, precision: str, session: Session) -> list[Contender]:
     """CUDA graphs are timed where a limit is about them, in forward passes of 16 bits: capturing takes long."""
     has_graphs = kind == FORWARD and PRECISIONS[precision].dtype.itemsize == 2
@@ -447,10 +441,13 @@ class Subject:
             # None for training, where a model may drop elements at random.
             expected = None if self.kind == TRAINING else inputs.call(module).double()
             call_of = caller_for(self.kind, module, inputs, session.seed)
-        checked: Checked[Started] = Checked(session)
+        checked: Checked[tuple[Call, float]] = Checked(session)
 
-        def start(contender: Contender, entry: Figures) -> Started | None:
-            """Compile and warm up, and note how many graphs Inductor ran without the CUDA graphs that it was to use."""
+        def start(contender: Contender, entry: Figures) -> tuple[Call, float] | None:
+            """Compile and warm up, and note how many graphs Inductor ran without the CUDA graphs that it was to use.
+
+            Gives the call, and the microseconds that the host takes to issue it.
+            """
             counters = torch._dynamo.utils.counters["inductor"]
             counters["cudagraph_skips"] = 0
             call = call_of(contender)
@@ -465,15 +462,15 @@ class Subject:
                 host_us = warm_up(call, session.clock)
             if counters["cudagraph_skips"]:
                 entry["without_graphs"] = counters["cudagraph_skips"]
-            return Started(call, host_us)
+            return call, host_us
 
         for contender in contenders_for(self.kind, self.precision, session):
             checked.add(contender.name, partial(start, contender))
             give_back(session.device)  # Cases that are prepared meanwhile share the device's memory.
 
         def timed() -> Figures:
-            calls = {name: own.call for name, own in checked.timed.items()}
-            host_us = {name: own.host_us for name, own in checked.timed.items()}
+            calls = {name: call for name, (call, _) in checked.timed.items()}
+            host_us = {name: us for name, (_, us) in checked.timed.items()}
             times = time_models(calls, host_us, session.clock, session.effort, session.seed)
             return {**checked.figures(times), **about}
 

@@ -138,47 +138,43 @@ def bars_panel(bars: Sequence[Bar], title: str) -> Panel:
     return Panel(ROW * len(bars) + FRAME, partial(draw_bars, bars=bars, title=title))
 
 
-def draw_dots(axes: Axes, rows: Mapping[str, Sequence[Dot]], labels: Mapping[str, str], title: str) -> None:
-    """A row for each label with its dots. `labels`: of the contenders."""
-    for place, dots in enumerate(rows.values()):
-        for dot in dots:
-            colour = COLOURS[dot.name]
-            fill = colour if dot.is_filled else "none"
-            axes.plot(dot.value, place, "o", markersize=5, markeredgecolor=colour, markerfacecolor=fill)
-            if dot.text:
-                ends = (dot.value, place)
-                axes.annotate(dot.text, ends, xytext=(0, 5), textcoords="offset points", ha="center", size=6)
-    shown = {dot.name for dots in rows.values() for dot in dots}
-    for name in [name for name in labels if name in shown]:
-        axes.plot([], [], "o", color=COLOURS[name], label=labels[name])
-    by_powers(axes.xaxis, [1.0, *(dot.value for dots in rows.values() for dot in dots)])
-    axes.legend(frameon=False, fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
-    horizontal(axes, list(rows), title)
-
-
 def dots_panels(rows: Mapping[str, Sequence[Dot]], labels: Mapping[str, str], title: str) -> list[Panel]:
-    """A panel of those rows that have dots; none where no row has."""
+    """A panel with a row for each label and its dots; none where no row has any. `labels`: of the contenders."""
     rows = {label: dots for label, dots in rows.items() if dots}
-    draw = partial(draw_dots, rows=rows, labels=labels, title=title)
+
+    def draw(axes: Axes) -> None:
+        for place, dots in enumerate(rows.values()):
+            for dot in dots:
+                colour = COLOURS[dot.name]
+                fill = colour if dot.is_filled else "none"
+                axes.plot(dot.value, place, "o", markersize=5, markeredgecolor=colour, markerfacecolor=fill)
+                if dot.text:
+                    ends = (dot.value, place)
+                    axes.annotate(dot.text, ends, xytext=(0, 5), textcoords="offset points", ha="center", size=6)
+        shown = {dot.name for dots in rows.values() for dot in dots}
+        for name in [name for name in labels if name in shown]:
+            axes.plot([], [], "o", color=COLOURS[name], label=labels[name])
+        by_powers(axes.xaxis, [1.0, *(dot.value for dots in rows.values() for dot in dots)])
+        axes.legend(frameon=False, fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
+        horizontal(axes, list(rows), title)
+
     return [Panel(ROW * len(rows) + FRAME, draw)] if rows else []
 
 
-def draw_points(axes: Axes, points: Mapping[str, Points], title: str, x: str, y: str, style: str) -> None:
-    """Points by their names between two axes by powers, which `x` and `y` say what is on."""
-    for name, own in points.items():
-        axes.plot(*zip(*own, strict=True), style, color=COLOURS.get(name), label=name, linewidth=1.2)
-    by_powers(axes.xaxis, [value for own in points.values() for value, _ in own])
-    by_powers(axes.yaxis, [value for own in points.values() for _, value in own])
-    axes.set_xlabel(x, size=8)
-    axes.set_ylabel(y, size=8)
-    axes.legend(frameon=False, fontsize=6)
-    finish(axes, title)
-
-
 def points_panels(points: Mapping[str, Points], title: str, x: str, y: str, style: str = ".") -> list[Panel]:
-    """A panel of those points; none where there are none."""
+    """A panel of points by their names between two axes by powers, which `x` and `y` say what is on; or none."""
     points = {name: sorted(own) for name, own in points.items() if own}
-    draw = partial(draw_points, points=points, title=title, x=x, y=y, style=style)
+
+    def draw(axes: Axes) -> None:
+        for name, own in points.items():
+            axes.plot(*zip(*own, strict=True), style, color=COLOURS.get(name), label=name, linewidth=1.2)
+        by_powers(axes.xaxis, [value for own in points.values() for value, _ in own])
+        by_powers(axes.yaxis, [value for own in points.values() for _, value in own])
+        axes.set_xlabel(x, size=8)
+        axes.set_ylabel(y, size=8)
+        axes.legend(frameon=False, fontsize=6)
+        finish(axes, title)
+
     return [Panel(POINTS_HEIGHT, draw)] if points else []
 
 

@@ -1,4 +1,8 @@
-"""Runs the cases of a suite: what fits into the time, in one process or in several that share the device."""
+"""Runs the cases of a suite: what fits into the time, in one process or in several that share the device.
+
+Compiling takes a case longer than timing it, and keeps one core busy: with --jobs cases are prepared side by side, and
+timed one at a time. Each process is the same command with cases of its own and a results file of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Timing contenders in rounds of random order: launches, models, and calls as the host sees them.
 
-Device times are from a cold cache, without the host's time in them.
+Device times are from a cold cache, without the host's time in them. Processes that share a device take turns on it.
 """
 
 from __future__ import annotations
@@ -436,7 +436,11 @@ class DeviceTurns:
 
 
 def autotune_alone(turns: DeviceTurns) -> None:
-    """From now on this process times the variants of Triton kernels in its turns."""
+    """From now on this process times the variants of Triton kernels in its turns, among which Inductor chooses by that.
+
+    Where other processes use the device meanwhile, a slower one may win: a norm of MLP-Mixer-B took 174 us in place of
+    55, which is 8% of the model's training step.
+    """
 
     def benchmark_in_turn(self: CachingAutotuner, *arguments: Any, **keywords: Any) -> Any:
         with turns.alone():

@@ -1,4 +1,4 @@
-"""What the contenders of one case run on, an fp64 reference, and how far a contender's result is from it."""
+"""What the contenders of one case run on, an fp64 reference, how far a result is from it, and the least time needed."""
 
 from __future__ import annotations
 
