@@ -164,7 +164,7 @@ def drawn_layers(group: Group, count: int, rows: Range, sizes: Range, seed: int)
 
 def time_new(layer: Layer, precision: str, session: Session) -> Figures:
     """The first call of a layer whose chain nobody has called, and calls in a row until it is compiled; beside eager's
-    before and after. host_us: without waiting for the device. first_us: the host's, of the first call."""
+    before and after. issued_us: without waiting for the device. first_us: the host's, of the first call."""
     wait, tensors = wait_for(session.device), layer.tensors(precision, session.device)
 
     def in_a_row(call: Launch, count: int = NEW_CALLS) -> tuple[float, float]:
@@ -183,7 +183,7 @@ def time_new(layer: Layer, precision: str, session: Session) -> Figures:
             "median_us": statistics.median(whole),
             "p10_us": whole[tenth],
             "p90_us": whole[-1 - tenth],
-            "host_us": statistics.median(host),
+            "issued_us": statistics.median(host),
         }
 
     eager, fused = partial(layer.eager, *tensors), partial(layer.fused, *tensors)
@@ -238,7 +238,7 @@ def random_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
 def goals() -> Iterator[Goal]:
     """The mean and the worst of each group, in 16 bits and in fp32; and of new chains."""
     covers = cases_with(group=NEW_CHAIN.name)
-    host = over((CUTFUSE,), (PYTORCH,), "host_us")
+    host = over((CUTFUSE,), (PYTORCH,), "issued_us")
     yield Goal(f"{NEW_CHAIN.name}, on the host", NEW_CHAIN.rival, covers, host, 1.0)
     yield Goal(NEW_CHAIN.name, NEW_CHAIN.rival, covers, over_pytorch, 1.3)
     first = value_of(CUTFUSE, "first_us", 1e3)
