@@ -84,8 +84,7 @@ def check_repeats(step: Callable[[], list[Tensor]]) -> None:
 
 # Where "guarded" is predicted to be faster over planes than through cuBLAS.
 LARGE = (1024, 4096, 4096)
-KERNELS = {"split3": ("sm90_split3", "sm90_convert3"), "split6": ("sm90_split6", "sm90_convert6")}
-SPLIT_MODES = tuple(KERNELS)
+SPLIT_MODES = ("split3", "split6")
 # An error may by chance be above that of PyTorch's own fp32 product, which rounds in another order.
 SLACK = 2.0
 

@@ -1,4 +1,4 @@
-"""Products of one x with several weights by one kernel, on a GPU: values, memory, direct calls, graphs and models."""
+"""Products of one x with several weights by one kernel, on a GPU: values, memory and models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fused_products import dtype_of, out_dtype_of, placed, reduction_of, run_plan
-from gpu_tensors import captured, guarded_results
+from gpu_tensors import guarded_results
 from test_model_joining import Attention
 from torch import Tensor
 
@@ -74,14 +74,6 @@ def test_rows_that_are_one(expanded: str) -> None:
         weights[1] = weights[1][:1].expand(256, -1)
     for _ in range(2):
         assert error_of(schema.joined(x, weights, biases), expected_of(x, weights, biases)) < ERRORS[torch.bfloat16]
-
-
-def test_a_captured_call() -> None:
-    x, weights, biases = inputs(64, 128, (128, 256), torch.bfloat16)
-    graph, y = captured(lambda: schema.joined(x, weights, biases))
-    x.copy_(torch.randn_like(x))
-    graph.replay()
-    assert error_of(y, expected_of(x, weights, biases)) < ERRORS[torch.bfloat16]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

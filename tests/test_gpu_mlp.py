@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from gpu_tensors import check_repeats
-from mlp_cases import Case, check_case, make, one_node, random_case  # noqa: F401
+from mlp_cases import check_case, make, one_node, random_case  # noqa: F401
 from torch import Tensor
 
 import cutfuse
@@ -43,18 +44,25 @@ def test_mlps_of_models(rows: int, activation: str, gate: bool, options: dict[st
     )
 
 
-def kept_bytes(function: Any) -> int:
-    """What a forward pass leaves allocated beside its result, until the backward pass."""
+def bytes_of(forward: Callable[[], Tensor], trained: Sequence[Tensor] = ()) -> tuple[int, int]:
+    """What a forward pass leaves allocated beside its result, until the backward pass, and the peak of both passes.
+
+    trained: of which the backward pass computes gradients, if there is one.
+    """
     for _ in range(2):  # the first one has kernels planned and compiled
         cutfuse.wait()
         gc.collect()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
-        y = function()
+        torch.cuda.reset_peak_memory_stats()
+        y = forward()
         torch.cuda.synchronize()
-        found = torch.cuda.memory_allocated() - before - y.untyped_storage().nbytes()
+        kept = torch.cuda.memory_allocated() - before - y.untyped_storage().nbytes()
+        if trained:
+            torch.autograd.grad(y, trained, torch.ones_like(y))
+            torch.cuda.synchronize()
         del y
-    return found
+    return kept, torch.cuda.max_memory_allocated() - before
 
 
 @pytest.mark.parametrize(
@@ -72,26 +80,10 @@ def test_memory_that_is_kept(activation: str, gate: bool, recompute: bool, of_ea
     case = make(
         0, torch.bfloat16, activation=activation, gate=gate, leading=(rows,), sizes=(512, width, 512), device="cuda"
     )
-    found, eager = kept_bytes(lambda: case.call(recompute=recompute)), kept_bytes(case.eager)
+    (found, _), (eager, _) = bytes_of(lambda: case.call(recompute=recompute)), bytes_of(case.eager)
     assert found <= of_eager * eager
     matrices = 0 if recompute else 2 if gate else 1
     assert found <= matrices * rows * width * 2 + (1 << 20)
-
-
-def peak_bytes(case: Case) -> int:
-    """Of a step, beside what is there before it."""
-    for _ in range(2):  # the first one has kernels planned and compiled
-        cutfuse.wait()
-        gc.collect()
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        y = case.call()
-        torch.autograd.grad(y, list(case.tensors.values()), torch.ones_like(y))
-        torch.cuda.synchronize()
-        found = torch.cuda.max_memory_allocated() - before
-        del y
-    return found
 
 
 @pytest.mark.parametrize(
@@ -109,7 +101,8 @@ def test_peak_of_a_step(activation: str, gate: bool, matrices: int, recompute: b
     case = make(0, torch.bfloat16, activation=activation, gate=gate, leading=(rows,), sizes=sizes, device="cuda")
     case.options["recompute"] = recompute
     # The result, the gradient that arrives and those of x and of the weights have 1/8 of a matrix each, or 2/8.
-    assert peak_bytes(case) <= (matrices + 0.8) * rows * width * 2
+    _, peak = bytes_of(case.call, list(case.tensors.values()))
+    assert peak <= (matrices + 0.8) * rows * width * 2
 
 
 @pytest.mark.usefixtures("one_node")

@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from fused_products import run_plan
 from generators import assert_no_worse, make_inputs, slack_for
 from gpu_tensors import DEVICE, guarded_results, randn
-from test_gpu_layouts import assert_right, operands_of
+from test_gpu_layouts import operands_of
 from torch import Tensor
 
 import cutfuse
 from cutfuse.epilogue import Epilogue, Program
-from cutfuse.layer.linear_plan import plan_call
 from cutfuse.layer.planner import LinearArguments, plan_linear
 from cutfuse.layer.training_step import takes_few_launches
 
@@ -157,18 +156,3 @@ def test_a_step_takes_no_more_memory_than_eager() -> None:
             del y
         peaks.append(torch.cuda.max_memory_allocated())
     assert peaks[1] <= 1.01 * peaks[0]
-
-
-def guarded_call(x: Tensor, weight: Tensor, bias: Tensor) -> LinearArguments:
-    return LinearArguments(x, weight, bias, (), Epilogue(F.gelu).program, "none", torch.float32)
-
-
-@pytest.mark.parametrize("shape", [(1, 64, 64), (3, 264, 936), (17, 591, 264), (197, 1536, 384)], ids=str)
-def test_small_layers_are_one_kernel(shape: tuple[int, int, int]) -> None:
-    x, weight, bias = make_inputs(*shape, torch.float32, DEVICE)
-    plan = plan_call(guarded_call(x, weight, bias))
-    assert [type(launch).__name__ for launch in plan.launches] == ["FusedProduct"]
-    with cutfuse.specialization("now"):
-        runs = [cutfuse.linear(x, weight, bias, epilogue=F.gelu) for _ in range(3)]
-    assert all(torch.equal(runs[0], other) for other in runs[1:])
-    assert_right(runs[0], x, weight, bias, F.gelu)
