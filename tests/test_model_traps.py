@@ -338,11 +338,6 @@ def gate(z: Tensor) -> Tensor:
     return torch.relu(gated) * factor
 
 
-@run(["(relu(z) * r0)"], needs_grad=(0,))
-def columns_that_are_split(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
-    return gate(F.linear(x, w))
-
-
 @run([])
 def x_that_is_written_before_the_split(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
     z = F.linear(x, w)
