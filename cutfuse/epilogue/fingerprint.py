@@ -59,14 +59,21 @@ _FACTS_LIMIT = 1024  # of one callable
 
 def fingerprint(value: object) -> int | None:
     """The number of a callable, or of numbers in a tuple; None where it has none."""
+    found: Any = native.core.number_callable(value)
+    return (found or None) if type(found) is int else _number_once_told(value, found)
+
+
+@dynamo.disable  # after a graph break Dynamo would try to compile this
+def _number_once_told(value: object, found: Any) -> int | None:
+    """The number, after all that the native module has to know for it. found: what it has asked for first."""
     _tell_language()
     try:
         for _ in range(_FACTS_LIMIT):
-            found: Any = native.core.number_callable(value)
             if type(found) is int:
                 return found or None
             name, *of = found
             native.core.learn_fact(name, _FACTS[name](*of))
+            found = native.core.number_callable(value)
     except NoKeyError:
         pass
     return None
