@@ -38,6 +38,7 @@ NAMESPACE = types.SimpleNamespace(scale=2.0)
 TABLE = {"scale": 2.0}
 OUTSIDE = 2.0
 FINGERPRINT: Any = sys.modules["cutfuse.epilogue.fingerprint"]
+NAMESPACES: Any = sys.modules["cutfuse.epilogue.reads"]
 RECOGNITION: Any = sys.modules["cutfuse.epilogue.resolve"]
 
 
@@ -499,6 +500,34 @@ def test_a_global_changed_after_the_key_was_taken(monkeypatch: pytest.MonkeyPatc
     assert native.core.recognise(fn) == 0
     set_global(2.0)
     assert native.core.recognise(fn) == taught[0]
+
+
+def test_torch_function_modes_are_not_learnt_under() -> None:
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    fn = make(2.0)
+    resolve(fn, 0)
+    with Mode():
+        assert recognised(fn, (), unknown_types(0)) is None
+    assert learn(fn)
+
+
+@pytest.mark.usefixtures("any_trace")
+def test_code_at_the_address_of_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    reused = 0
+    addresses = set()
+    for k in range(300):
+        fn = eval(f"lambda z: z * {k}.0")
+        assert native.core.recognise(fn) == 0
+        assert teach(fn)
+        reused += id(fn.__code__) in addresses
+        addresses.add(id(fn.__code__))
+        for cache in ("_reads_by_code", "_reads_by_identity"):
+            getattr(NAMESPACES, cache).clear()
+        del fn
+    assert reused > 10
 
 
 @pytest.mark.usefixtures("any_trace")
