@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from bench_runs import CPU, run, session_of
+from bench_runs import CPU, results_of, run, session_of
 from torch import Tensor
 
 import cutfuse
@@ -182,6 +183,25 @@ def test_a_cpu_has_one_product_of_fp32_which_integers_leave_exact() -> None:
         ours = found["contenders"][suite.GUARDED]
         assert BY_NAME[name].is_exact == (ours["largest"] == 0)
         assert 0 <= ours["mean"] <= ours["largest"] < 1e-3
+
+
+def test_a_distribution_has_the_errors_of_its_deepest_product_and_the_largest_ratio_of_all() -> None:
+    def case(route: str, k: int, error: float, largest: float | None) -> dict[str, Any]:
+        own = {"group": route, "variant": "normal", "shape": f"8x8x{k}", "precision": "fp32"}
+        ratios = dict(zip(suite.MEASURES, (0.5, largest, 0.5), strict=True))
+        return {**own, "ratios": ratios, "contenders": {suite.GUARDED: {"frobenius": error}}}
+
+    cases = [case("product", 8192, 2e-7, 0.5), case("product", 64, 1e-7, 0.75), case("dW", 1000, 3e-7, 0.6)]
+    columns = suite.distributions_table(results_of("accuracy", cases)).columns
+    found = {name: columns[name] for name in ("inputs", "K", "guarded", "largest ratio")}
+    assert found == {
+        "inputs": ["normal"],
+        "K": ["8192"],
+        "guarded": ["2.0e-07"],
+        "largest ratio": ["0.75"],
+    }
+    cases.append(case("dX", 1000, 3e-7, None))  # JSON's infinity
+    assert suite.distributions_table(results_of("accuracy", cases)).columns["largest ratio"] == ["inf"]
 
 
 def test_a_worse_product_misses_the_contract_and_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

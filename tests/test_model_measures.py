@@ -189,6 +189,14 @@ def test_errors_are_of_outputs_and_of_all_gradients() -> None:
     assert model_run.joint_error([torch.tensor([math.nan])], [torch.ones(1)]) == math.inf
 
 
+def test_modes_with_cuda_graphs_are_for_gpus() -> None:
+    assert model_suite.SUITE.chosen(True, False) == tuple(CONTENDERS)
+    assert model_suite.SUITE.chosen(False, False) == ("eager", "compile", "cutfuse")
+    assert (CUTFUSE.backend, CUTFUSE.mode) == ("cutfuse", None)
+    graphs = CONTENDERS["cutfuse-graphs"]
+    assert (graphs.backend, graphs.mode) == ("cutfuse", "reduce-overhead")
+
+
 def test_cuda_graphs_are_timed_where_a_limit_is_about_them() -> None:
     session = session_of(*CONTENDERS)
     for case in all_cases(is_small=True):
