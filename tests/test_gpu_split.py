@@ -274,7 +274,7 @@ def test_empty() -> None:
 def test_bad_arguments() -> None:
     split = module().split
     with pytest.raises(ValueError, match="scheme has to be 3 or 6, got 5"):
-        split(0, 5, False, 0, 1, 1, 1, 1, 0, 0, 0, None)
+        split(0, 5, False, 8, 1, 1, 1, 1, 8, 8, 8, None)
     with pytest.raises(ValueError, match=r"null pointers for \(2, 3\)"):
         split(0, 3, False, 0, 2, 3, 3, 1, 0, 0, 0, None)
     with pytest.raises(ValueError, match="at most two operands' flags, got 3"):
