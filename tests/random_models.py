@@ -392,7 +392,11 @@ def _broadcasts(shape: torch.Size, target: torch.Size) -> bool:
 def _filled(made: Writer, template: str, v: str) -> str:
     types = {"r": None, "s": None, "m": "bool", "i": "int64", "o": None if made.is_trained else "F64"}
     given = {name: _operand(made, v, dtype) for name, dtype in types.items() if "{" + name + "}" in template}
-    return template.format(v=v, n=made.choose.choice(NUMBERS), **given)
+    number = made.choose.choice(NUMBERS)
+    if made.is_trained:  # of which nothing runs before it is compiled: what PyTorch refuses is no model
+        number = number.replace("True", "1.5")
+        template = template.replace("torch.lerp({v}, {r}, 0.3)", "torch.lerp({v}, {r}.to({v}), 0.3)")
+    return template.format(v=v, n=number, **given)
 
 
 def _add_elementwise(made: Writer) -> None:
