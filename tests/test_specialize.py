@@ -103,8 +103,9 @@ def test_tangents_cost_nothing_where_they_are_known() -> None:
 def test_fewer_threads_of_more_rows(rows: int, lanes: int) -> None:
     """With a program a thread takes up to 32 vectors of a row, where rows are many."""
     matrix = 0, core.dtypes()["bfloat16"], 512, 1, 0
-    problem = Program.parse(LIGHT).native, (rows, 512, 1), matrix, [matrix], core.reductions()["sum"]
-    _, blocks, threads = core.reduce_parameters(*problem, 0, core.dtypes()["float32"], 0, 1)
+    codes = core.reductions()["sum"], core.dtypes()["float32"]
+    problem = core.ReduceProblem(Program.parse(LIGHT).native, (rows, 512, 1), matrix, [matrix], *codes)
+    _, blocks, threads = core.reduce_parameters(problem, 1)
     assert blocks * threads == rows * lanes
 
 
