@@ -21,35 +21,19 @@ std::string specialize_kernel(std::string const& kernel, Program const& program,
   return text.specialize(program, types, sp::OpSnippets(snippets), inlines);
 }
 
-// Fields of the struct that are padding hold what they held.
-// Parameters, blocks, and threads of a block.
-using KernelLaunch = std::tuple<py::bytes, int64_t, int>;
+// Blocks, and threads of a block.
+using LaunchShape = std::pair<int64_t, int>;
 
-template <class Parameters>
-KernelLaunch launch_of(Parameters const& parameters, int64_t blocks, int threads) {
-  return {py::bytes(reinterpret_cast<char const*>(&parameters), sizeof(parameters)), blocks, threads};
-}
-
-KernelLaunch pointwise_parameters(PointwiseProblem problem) {
-  if (is_empty(problem.extents)) throw py::value_error("pointwise_parameters: nothing is launched");
-  LoadedKernel const specialized = {nullptr};
-  problem.specialized = &specialized;
-  PointwiseParameters const parameters = parameters_of(problem, 1);
-  return launch_of(parameters, block_count(parameters.plan), parameters.plan.width * parameters.plan.height);
-}
-
-KernelLaunch pointwise_backward_parameters(PointwiseBackwardProblem problem, uintptr_t column_partials) {
+LaunchShape backward_launch_shape(PointwiseBackwardProblem problem, uintptr_t column_partials) {
   problem.column_partials = pointer<float>(column_partials);
   PointwiseBackwardParameters const parameters = specialized_parameters_of(problem);
-  return launch_of(parameters, block_count(parameters.plan), parameters.plan.width * parameters.plan.height);
+  return {block_count(parameters.plan), parameters.plan.width * parameters.plan.height};
 }
 
-KernelLaunch reduce_parameters(ReduceProblem const& problem, int multiprocessors) {
-  if (is_empty(problem.extents)) throw py::value_error("reduce_parameters: nothing is launched");
-  PlannedReduce const planned = plan_program(problem, multiprocessors);
-  ReduceProgramParameters const parameters = {parameters_of(planned), planned.problem.program,
-                                              planned.problem.operands};
-  return launch_of(parameters, block_count(parameters.reduce), threads_of(parameters.reduce.plan));
+LaunchShape reduce_launch_shape(ReduceProblem const& problem, int multiprocessors) {
+  if (is_empty(problem.extents)) throw py::value_error("reduce_launch_shape: nothing is launched");
+  ReduceParameters const parameters = parameters_of(plan_program(problem, multiprocessors));
+  return {block_count(parameters), threads_of(parameters.plan)};
 }
 
 }  // namespace
@@ -69,12 +53,10 @@ void bind_kernel_text(py::module_& module) {
       "such, what they are with respect to, ascending: 0 for x, k for operand k - 1. inlines: put a short program in "
       "the place of the epilogue function's calls, as the driver is given it. stores_pre_activation: whether a GEMM "
       "may be asked to. reduction: that a GEMM of rows computes, where its text is to have that alone.");
-  module.def("pointwise_parameters", &pointwise_parameters, py::arg("problem"),
-             "What the specialized kernel of a problem is given, and how many blocks and threads of a block are "
-             "launched, on a device of one multiprocessor. For tests.");
-  module.def("pointwise_backward_parameters", &pointwise_backward_parameters, py::arg("problem"),
-             py::arg("column_partials"), "The same of derivatives that have a specialized kernel. For tests.");
-  module.def("reduce_parameters", &reduce_parameters, py::arg("problem"), py::arg("multiprocessors"),
+  module.def(
+      "backward_launch_shape", &backward_launch_shape, py::arg("problem"), py::arg("column_partials"),
+      "How many blocks and threads of a block are launched of the specialized kernel of derivatives. For tests.");
+  module.def("reduce_launch_shape", &reduce_launch_shape, py::arg("problem"), py::arg("multiprocessors"),
              "The same of a reduction, on a device of so many multiprocessors. For tests.");
 }
 

@@ -587,3 +587,17 @@ def test_forgetting() -> None:
     assert native.core.callable_counts()["keys"] == 0
     assert native.core.recognise(fn) == 0
     assert learn(fn) > number
+
+
+@pytest.mark.parametrize("value", [lambda: (float("2.5"),), lambda: functools.partial(torch.relu)])
+def test_one_object_twice_is_not_two_equal_ones(value: Callable[[], Any]) -> None:
+    """Neither by its number nor in what is traced."""
+
+    def scaled(p: Any, q: Any) -> Fn:
+        return lambda z: z * 2.0 if p is q else z * 3.0
+
+    one, two = value(), (value(), value())
+    for _ in range(2):
+        for fn, factor in ((scaled(one, one), 2.0), (scaled(*two), 3.0), (scaled(one, two[0]), 3.0)):
+            assert resolve(fn, 0).text == f"operands=0; mul z {factor}"
+    assert learn(scaled(one, one)) == learn(scaled(two[0], two[0])) != learn(scaled(*two))

@@ -105,7 +105,7 @@ def test_fewer_threads_of_more_rows(rows: int, lanes: int) -> None:
     matrix = 0, core.dtypes()["bfloat16"], 512, 1, 0
     codes = core.reductions()["sum"], core.dtypes()["float32"]
     problem = core.ReduceProblem(Program.parse(LIGHT).native, (rows, 512, 1), matrix, [matrix], *codes)
-    _, blocks, threads = core.reduce_parameters(problem, 1)
+    blocks, threads = core.reduce_launch_shape(problem, 1)
     assert blocks * threads == rows * lanes
 
 

@@ -432,7 +432,7 @@ def test_columns_are_added_up_in_one_order(shape: tuple[int, int]) -> None:
     whole = (0, BFLOAT16, 0, columns, 1)
     program = PROGRAM.native
     problem = core.PointwiseBackwardProblem(program, (1, rows, columns), whole, whole, [whole], [(0, 0, BFLOAT16)])
-    _, blocks, threads = core.pointwise_backward_parameters(problem, 256)
+    blocks, threads = core.backward_launch_shape(problem, 256)
     tiles, rest = divmod(blocks, core.pointwise_backward_row_blocks(rows, columns))
     assert rest == 0
     assert tiles * min(256, -(-columns // 8) * 8) >= columns

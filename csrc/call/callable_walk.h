@@ -3,6 +3,7 @@
 
 #include <Python.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <unordered_map>
@@ -80,7 +81,7 @@ inline Language language;
 enum class Answer {
   kSame,       // an object by identity: of Python's or the language's own
   kCode,       // by what stands for it
-  kSeen,       // the function that was found as number `bits`
+  kSeen,       // the function, tuple or partial that was found as number `bits`
   kFloat,      // by bits
   kInt,        // by value
   kText,       // str or bytes by type and value; an int beyond 64 bits, too
@@ -324,7 +325,16 @@ class Walk {
     return bits && PyLong_AsLong(bits.get()) <= kIntegerBitsLimit && add_text(object);
   }
 
+  // Whether an object was reached before: then its number stands for it. Code may ask whether two objects are one.
+  bool take_seen(PyObject* object) {
+    PyObject** const end = seen_ + seen_count_;
+    PyObject** const found = std::find(seen_, end, object);
+    return found != end && add(Answer::kSeen, found - seen_);
+  }
+
   bool take_tuple(PyObject* object) {
+    if (take_seen(object)) return true;
+    seen_[seen_count_++] = object;
     Py_ssize_t const size = PyTuple_GET_SIZE(object);
     for (Py_ssize_t k = 0; k < size; ++k) {
       if (!push(PyTuple_GET_ITEM(object, k))) {
@@ -344,18 +354,14 @@ class Walk {
                               (defaults == nullptr ? Py_None : defaults) != PyTuple_GET_ITEM(known, 2);
       return !is_patched && add_same(object);
     }
-    for (int k = 0; k < function_count_; ++k) {
-      if (functions_[k] == object) {
-        return add(Answer::kSeen, k);
-      }
-    }
+    if (take_seen(object)) return true;
     if (found == facts_.codes.end()) {
       return lacks(Fact::kCode, code);
     }
     if (!found->second.is_function || has_attributes(object)) {
       return false;
     }
-    functions_[function_count_++] = object;
+    seen_[seen_count_++] = object;
     return take_reads(object, found->second, Answer::kCode);
   }
 
@@ -504,6 +510,8 @@ class Walk {
   }
 
   bool take_partial(PyObject* object) {
+    if (take_seen(object)) return true;
+    seen_[seen_count_++] = object;
     PyObject* const attributes = hold(dict_of(object));
     if (attributes == nullptr || !PyDict_CheckExact(attributes) || PyDict_GET_SIZE(attributes) != 0) {
       return false;
@@ -634,9 +642,9 @@ class Walk {
 #endif
   Py_ssize_t text_ = 0;
   int count_ = 0;
-  int function_count_ = 0;
+  int seen_count_ = 0;
   Slot slots_[kValuesLimit];
-  PyObject* functions_[kValuesLimit];
+  PyObject* seen_[kValuesLimit];  // functions, tuples and partials
 };
 
 }  // namespace cutfuse::call

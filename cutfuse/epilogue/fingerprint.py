@@ -175,6 +175,7 @@ class _Copier:
     def __init__(self) -> None:
         self.functions: list[tuple[types.FunctionType, types.FunctionType]] = []
         self._copies: dict[types.FunctionType, types.FunctionType] = {}
+        self._values: dict[int, tuple[Any, Any]] = {}  # by address: a tuple or a partial, and its copy
 
     def copy(self, value: Any) -> Any:
         """Of a function only the code and empty cells, which `fill` fills later: functions may refer to each other in
@@ -182,10 +183,8 @@ class _Copier:
         kind = type(value)
         if kind is types.FunctionType:
             return value if is_known(value) else self._copies.get(value) or self._copy_shell(value)
-        if kind is tuple:
-            return tuple(map(self.copy, value))
-        if kind is functools.partial:
-            return functools.partial(self.copy(value.func), *self.copy(value.args), **self._copy_items(value.keywords))
+        if kind is tuple or kind is functools.partial:
+            return self._copy_once(value)
         if kind is types.MethodType:
             return self._copy_method(value)
         if issubclass(kind, nn.Module):
@@ -208,6 +207,17 @@ class _Copier:
         function.__kwdefaults__ = self._copy_items(original.__kwdefaults__ or {})
         functools.update_wrapper(function, original)
         del vars(function)["__wrapped__"]
+
+    def _copy_once(self, value: Any) -> Any:
+        """The one copy of a tuple or a partial, however often it is reached: code may ask whether two are one."""
+        if id(value) not in self._values:
+            if type(value) is tuple:
+                copy: Any = tuple(map(self.copy, value))
+            else:
+                arguments = self.copy(value.args)
+                copy = functools.partial(self.copy(value.func), *arguments, **self._copy_items(value.keywords))
+            self._values[id(value)] = value, copy
+        return self._values[id(value)][1]
 
     def _copy_shell(self, original: types.FunctionType) -> types.FunctionType:
         code = original.__code__
