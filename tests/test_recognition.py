@@ -601,3 +601,16 @@ def test_one_object_twice_is_not_two_equal_ones(value: Callable[[], Any]) -> Non
         for fn, factor in ((scaled(one, one), 2.0), (scaled(*two), 3.0), (scaled(one, two[0]), 3.0)):
             assert resolve(fn, 0).text == f"operands=0; mul z {factor}"
     assert learn(scaled(one, one)) == learn(scaled(two[0], two[0])) != learn(scaled(*two))
+
+
+@pytest.mark.parametrize("name", ["relu", "__mul__"])
+def test_a_method_of_tensors_that_is_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn(z: Any) -> Any:
+        return z.relu() * 2.0
+
+    before, number = resolve(fn, 0).text, learn(fn)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, name, lambda self, *others: torch.tanh(self))
+        assert resolve(fn, 0).text != before
+        assert learn(fn) != number
+    assert resolve(fn, 0).text == before

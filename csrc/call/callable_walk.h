@@ -177,9 +177,12 @@ class Walk {
   }
 
   bool run(PyObject* root) {
-    if (version_of(language.module) != facts_.module_version || facts_.module_version == 0) {
+    bool const is_current = version_of(language.module) == facts_.module_version && facts_.module_version != 0;
+    uint32_t const of_tensor = version_of(language.tensor);
+    if (!is_current || of_tensor == 0) {
       return lacks(Fact::kBase, nullptr);
     }
+    add(Answer::kInt, of_tensor);  // of the class whose methods functions call, which may be replaced
     push(root);
     for (int k = 0; k < count_; ++k) {
       if (!(slots_[k].is_whole ? take_value(slots_[k].value, k == 0) : take_attributes(slots_[k]))) {

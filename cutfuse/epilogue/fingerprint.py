@@ -142,11 +142,16 @@ def _version_of(kind: type) -> int:
     return version
 
 
+def _facts_of_base() -> tuple[Any, ...]:
+    _version_of(torch.Tensor)  # which the native module reads itself, once there is one
+    return (_version_of(nn.Module),)
+
+
 _FACTS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "code": _facts_of_code,
     "class": _facts_of_class,
     "attribute": _facts_of_attribute,
-    "base": lambda: (_version_of(nn.Module),),
+    "base": _facts_of_base,
 }
 
 
