@@ -30,10 +30,17 @@ LaunchShape backward_launch_shape(PointwiseBackwardProblem problem, uintptr_t co
   return {block_count(parameters.plan), parameters.plan.width * parameters.plan.height};
 }
 
-LaunchShape reduce_launch_shape(ReduceProblem const& problem, int multiprocessors) {
-  if (is_empty(problem.extents)) throw py::value_error("reduce_launch_shape: nothing is launched");
-  ReduceParameters const parameters = parameters_of(plan_program(problem, multiprocessors));
-  return {block_count(parameters), threads_of(parameters.plan)};
+std::vector<LaunchShape> reduce_launch_shapes(ReduceProblem const& problem, int multiprocessors) {
+  if (is_empty(problem.extents)) return {};
+  PlannedReduce const planned = plan_program(problem, multiprocessors);
+  std::vector<LaunchShape> launches;
+  bool const is_folded = planned.plan.path == ReducePath::kFolded;
+  if (!is_folded) launches.emplace_back(block_count(parameters_of(planned)), threads_of(planned.plan));
+  if (is_folded || planned.plan.partial_rows > 0) {
+    FoldProblem const fold = fold_of(problem, planned);
+    launches.emplace_back(ceil_divide(fold.rows, fold_width(fold)), kBlockThreads);
+  }
+  return launches;
 }
 
 }  // namespace
@@ -56,8 +63,8 @@ void bind_kernel_text(py::module_& module) {
   module.def(
       "backward_launch_shape", &backward_launch_shape, py::arg("problem"), py::arg("column_partials"),
       "How many blocks and threads of a block are launched of the specialized kernel of derivatives. For tests.");
-  module.def("reduce_launch_shape", &reduce_launch_shape, py::arg("problem"), py::arg("multiprocessors"),
-             "The same of a reduction, on a device of so many multiprocessors. For tests.");
+  module.def("reduce_launch_shapes", &reduce_launch_shapes, py::arg("problem"), py::arg("multiprocessors"),
+             "The same of each launch of a reduction, on a device of so many multiprocessors. For tests.");
 }
 
 }  // namespace cutfuse::bindings

@@ -105,8 +105,28 @@ def test_fewer_threads_of_more_rows(rows: int, lanes: int) -> None:
     matrix = 0, core.dtypes()["bfloat16"], 512, 1, 0
     codes = core.reductions()["sum"], core.dtypes()["float32"]
     problem = core.ReduceProblem(Program.parse(LIGHT).native, (rows, 512, 1), matrix, [matrix], *codes)
-    blocks, threads = core.reduce_launch_shape(problem, 1)
+    ((blocks, threads),) = core.reduce_launch_shapes(problem, 1)
     assert blocks * threads == rows * lanes
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "reduction", "launches"),
+    [
+        (341, 3072, "float32", "sum", [(384, 256)]),  # the partial sums of a bias's gradient
+        (64, 16384, "float32", "mean", [(2048, 256)]),
+        (12, 1000, "float32", "amax", [(4, 256)]),
+        (341, 3072, "bfloat16", "sum", [(30, 256), (12, 256)]),  # of a matrix that is no partial sums
+        (341, 3072, "float32", "logsumexp", [(60, 256), (12, 256)]),  # whose partial states are pairs
+        (2731, 3072, "float32", "sum", [(504, 256), (384, 256)]),  # more than the L2 keeps
+    ],
+)
+def test_few_rows_of_fp32_are_folded_at_once(
+    rows: int, columns: int, dtype: str, reduction: str, launches: list[tuple[int, int]]
+) -> None:
+    matrix = 0, core.dtypes()[dtype], 0, columns, 1
+    codes = core.reductions()[reduction], core.dtypes()["float32"]
+    problem = core.ReduceProblem(Program.parse("operands=0").native, (1, rows, columns), matrix, [], *codes)
+    assert core.reduce_launch_shapes(problem, 132) == launches
 
 
 # Errors name what a text lacks.

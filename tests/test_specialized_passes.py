@@ -424,6 +424,20 @@ def test_which_derivatives_are_compiled(problem: str) -> None:
     assert bool(kernel_for(**given)) == is_compiled
 
 
+@pytest.mark.parametrize(
+    ("shape", "row_blocks"),
+    [((3152, 3072), 197), ((196, 3072), 13), ((16384, 4096), 164), ((50000, 256), 1021), ((4, 40000), 1), ((0, 8), 0)],
+)
+def test_blocks_of_rows_fill_a_device_and_leave_few_partial_sums(shape: tuple[int, int], row_blocks: int) -> None:
+    assert core.pointwise_backward_row_blocks(*shape) == row_blocks
+
+
+@pytest.mark.parametrize(("columns", "tile"), [(528, 176), (264, 136), (256, 256), (40, 40), (1024, 256)])
+def test_columns_are_shared_out_evenly(columns: int, tile: int) -> None:
+    _, threads, tile_columns, _ = core.pointwise_backward_launch((1, 500, columns), BFLOAT16, columns, True)
+    assert (tile_columns, threads) == (tile, 128 // (tile // 8) * (tile // 8))
+
+
 @pytest.mark.skipif(not core.cuda_build, reason="this build of cutfuse has no CUDA kernels")
 @pytest.mark.parametrize("shape", [(1, 8), (70, 24), (333, 264), (8192, 16384), (100000, 8)])
 def test_columns_are_added_up_in_one_order(shape: tuple[int, int]) -> None:

@@ -1,8 +1,6 @@
 // Folds partial states [tiles, rows] to results [rows]. A block takes a few neighbouring rows, which makes its loads
 // coalesced, and spreads their tiles over its threads, which keeps the chain of dependent loads short. Every fold has a
 // fixed order, so that two runs agree bit for bit.
-#include <algorithm>
-
 #include "common/launch.h"
 #include "common/vector_access.h"
 #include "reduce/combine.h"
@@ -12,9 +10,6 @@ namespace cutfuse {
 namespace {
 
 constexpr int kUnroll = 8;
-constexpr int64_t kFewTiles = 16;     // up to which one thread folds a row alone
-constexpr int kSectorRows = 8;        // fp32 partials of neighbouring rows that fill a 32-byte sector
-constexpr int64_t kManyRows = 65536;  // from which warps of neighbouring rows fill the device
 
 struct FinalizeParameters {
   float const* partials;
@@ -65,18 +60,10 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-int choose_width(int64_t tiles, int64_t rows, bool batch_invariant) {
-  if (batch_invariant) return tiles <= kFewTiles ? kBlockThreads : kSectorRows;
-  int const widest = tiles <= kFewTiles ? kBlockThreads : (rows >= kManyRows ? kWarpThreads : kSectorRows);
-  int width = 1;
-  while (width < widest && width < rows) width *= 2;
-  return width;
-}
-
 }  // namespace
 
 cudaError_t finalize_row_partials(FoldProblem const& problem, float scale, cudaStream_t stream) {
-  int const width = choose_width(problem.tiles, problem.rows, problem.batch_invariant);
+  int const width = fold_width(problem);
   FinalizeParameters const parameters = {problem.partials, problem.tiles,     problem.rows,      problem.count, scale,
                                          problem.out,      problem.reduction, problem.out_dtype, width};
   return dispatch_fold(problem.reduction, [&](auto constant) {

@@ -41,6 +41,9 @@ struct ReduceProgramParameters {
 // What the kernels of a planned problem are given.
 ReduceParameters parameters_of(PlannedReduce const& planned);
 
+// What is folded behind the kernel of a planned problem, or in its place.
+FoldProblem fold_of(ReduceProblem const& problem, PlannedReduce const& planned);
+
 // Of the row kernels and the strided ones.
 int64_t block_count(ReduceParameters const& parameters);
 int threads_of(ReducePlan const& plan);

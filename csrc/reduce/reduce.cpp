@@ -55,20 +55,28 @@ int threads_of(ReducePlan const& plan) {
   return plan.path == ReducePath::kStrided ? plan.width * plan.height : kBlockThreads;
 }
 
-cudaError_t run_reduce(ReduceProblem const& problem, cudaStream_t stream) {
+FoldProblem fold_of(ReduceProblem const& problem, PlannedReduce const& planned) {
   ReduceExtents const& given = problem.extents;
-  if (is_empty(given)) return cudaSuccess;
+  bool const folds_rows = planned.plan.path == ReducePath::kFolded;
+  float const* const partials = folds_rows ? static_cast<float const*>(problem.x.data) : problem.workspace;
+  int64_t const tiles = folds_rows ? given.reduced : planned.plan.partial_rows;
+  return {partials,      tiles,       given.outer * given.inner, problem.reduction,
+          given.reduced, problem.out, problem.out_dtype,         problem.batch_invariant};
+}
+
+cudaError_t run_reduce(ReduceProblem const& problem, cudaStream_t stream) {
+  if (is_empty(problem.extents)) return cudaSuccess;
   int multiprocessors = 0;
   cudaError_t const query = multiprocessor_count(multiprocessors);
   if (query != cudaSuccess) return query;
   PlannedReduce const planned = plan_program(problem, problem.batch_invariant ? 0 : multiprocessors);
-  int64_t const partial_rows = planned.plan.partial_rows;
-  if (partial_rows > 0 && problem.workspace == nullptr) return cudaErrorInvalidValue;
-  cudaError_t const status = launch_path(planned.problem, parameters_of(planned), stream);
-  if (status != cudaSuccess || partial_rows == 0) return status;
-  FoldProblem const fold = {problem.workspace, partial_rows, given.outer * given.inner, problem.reduction,
-                            given.reduced,     problem.out,  problem.out_dtype,         problem.batch_invariant};
-  return finalize_row_partials(fold, planned.scale, stream);
+  bool const has_partials = planned.plan.partial_rows > 0;
+  if (has_partials && problem.workspace == nullptr) return cudaErrorInvalidValue;
+  if (planned.plan.path != ReducePath::kFolded) {
+    cudaError_t const status = launch_path(planned.problem, parameters_of(planned), stream);
+    if (status != cudaSuccess || !has_partials) return status;
+  }
+  return finalize_row_partials(fold_of(problem, planned), planned.scale, stream);
 }
 
 }  // namespace cutfuse

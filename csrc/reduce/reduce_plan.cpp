@@ -13,6 +13,7 @@ namespace cutfuse {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kWarp = 32;
 constexpr int kLoadsInFlight = 8;       // vectors that a thread of the strided kernel loads before it uses the first
 constexpr int64_t kBlocksInFlight = 4;  // per multiprocessor: fewer cannot keep the memory busy
 // Per multiprocessor, once a reduction is split: one wave. Column sums of 8192x8192 bf16 take 46 us with 4, 51 with 8
@@ -33,8 +34,12 @@ constexpr int64_t kLongReduction =
     64;  // super-rows from which threads also lie side by side along the reduced dimension
 constexpr int64_t kManySuperRows = 128;  // super-rows from which their partial rows are under 4% of the traffic
 constexpr int64_t kTileBytes = 16384;
-constexpr int64_t kTileRowBytes = 2048;  // rows longer than this feed the row kernel well whatever their alignment
-constexpr int64_t kPeriodInBlock = 64;   // threads of a super-row up to which one block holds all of it
+constexpr int64_t kTileRowBytes = 2048;    // rows longer than this feed the row kernel well whatever their alignment
+constexpr int64_t kPeriodInBlock = 64;     // threads of a super-row up to which one block holds all of it
+constexpr int64_t kFewTiles = 16;          // of a fold, up to which one thread folds a row alone
+constexpr int kSectorRows = 8;             // fp32 partials of neighbouring rows that fill a 32-byte sector
+constexpr int64_t kManyRows = 65536;       // from which warps of neighbouring rows fill the device
+constexpr int64_t kFoldedBytes = 8 << 20;  // of partial sums, which the kernel that has stored them leaves in the L2
 
 int64_t power_of_two_at_least(int64_t x) {
   int64_t power = 1;
@@ -192,11 +197,27 @@ specialize::OperandKind kind_on_line(Operand const& operand, ReducePath path) {
   return is_single ? OperandKind::kColumn : OperandKind::kStrided;
 }
 
+// Columns of few fp32 rows, as the partial sums of a bias's gradient are. The strided kernel would have too few blocks,
+// or splits and a launch to fold them: finalize_partials folds the rows themselves.
+bool is_folded(ReduceProblem const& problem) {
+  ReduceExtents const& extents = problem.extents;
+  Operand const& x = problem.x;
+  bool const is_matrix = extents.outer == 1 && x.strides[2] == 1 && x.strides[1] == extents.inner;
+  int64_t const bytes = extents.reduced * extents.inner * static_cast<int64_t>(size_of(x.dtype));
+  return is_matrix && x.dtype == DType::kFloat32 && !has_program(problem) && partial_width(problem.reduction) == 1 &&
+         bytes <= kFoldedBytes;
+}
+
 // multiprocessors: 0 for plans that are the same however many rows there are.
 ReducePlan plan_reduce(ReduceProblem const& problem, int multiprocessors) {
   ReduceExtents const& extents = problem.extents;
   Operand const& x = problem.x;
   bool const rows = x.strides[1] == 1 && (extents.inner == 1 || extents.reduced > 1);
+  if (!rows && multiprocessors > 0 && is_folded(problem)) {
+    ReducePlan plan = {};
+    plan.path = ReducePath::kFolded;
+    return plan;
+  }
   if (!rows) return plan_strided_layout(problem, multiprocessors);
   int64_t const bytes = extents.reduced * static_cast<int64_t>(size_of(x.dtype));
   bool const packed = extents.inner == 1 && x.strides[0] == extents.reduced;
@@ -276,6 +297,15 @@ PlannedReduce plan_program(ReduceProblem const& problem, int multiprocessors) {
   if (has_program(problem)) simplify(planned, multiprocessors);
   planned.plan = plan_reduce(planned.problem, multiprocessors);
   return planned;
+}
+
+int fold_width(FoldProblem const& problem) {
+  bool const has_few_tiles = problem.tiles <= kFewTiles;
+  if (problem.batch_invariant) return has_few_tiles ? kThreads : kSectorRows;
+  int const widest = has_few_tiles ? kThreads : (problem.rows >= kManyRows ? kWarp : kSectorRows);
+  int width = 1;
+  while (width < widest && width < problem.rows) width *= 2;
+  return width;
 }
 
 std::string reduce_template(ReducePath path, DType dtype, Reduction reduction) {

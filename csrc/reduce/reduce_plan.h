@@ -36,6 +36,7 @@ enum class ReducePath {
   kRows,      // the reduced dimension is contiguous: a power of two of threads per row
   kRowTiles,  // short contiguous rows that are not 16-byte aligned: a block of rows through shared memory
   kStrided,   // threads side by side along the inner dimension
+  kFolded,    // few rows of fp32, taken for the partial states that they mostly are
 };
 
 // The row kernels: `lanes` threads per row; a long row is split among `splits` blocks of `chunk` elements. With a
@@ -96,6 +97,9 @@ struct FoldProblem {
   DType out_dtype;
   bool batch_invariant;  // the order of a row's states is to depend on their number alone
 };
+
+// Neighbouring rows that a block of the fold takes, a power of two.
+int fold_width(FoldProblem const& problem);
 
 struct PlannedReduce {
   ReduceProblem problem;  // rows that are neighbours turned to columns; without the program where that only scales
