@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import ctypes
 import gc
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
@@ -125,24 +128,37 @@ def test_planes_are_there_for_every_stream() -> None:
     assert torch.equal(y, expected)
 
 
+@contextlib.contextmanager
+def held(stream: torch.cuda.Stream) -> Iterator[None]:
+    """What is launched on the stream from here on begins at the end, or after a minute: if the host waits for it."""
+    gate = torch.zeros(1, dtype=torch.int32).pin_memory()
+    wait, at_least = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2, 0  # CU_STREAM_WAIT_VALUE_GEQ
+    assert wait(ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint64(gate.data_ptr()), 1, at_least) == 0
+    timer = threading.Timer(60.0, gate.fill_, (1,))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        gate.fill_(1)
+        stream.synchronize()
+
+
 def test_planes_in_use_on_another_stream_are_not_given_out() -> None:
-    gc.freeze()  # to collect what earlier tests made would take longer than the device sleeps
     x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
     expected = sigmoid_of(x, weight)
     prepared = cutfuse.prepare(weight, "split3")
     planes, nbytes = prepared.for_operators.planes.data_ptr(), prepared.nbytes
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    done = torch.cuda.Event()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(2_000_000_000)  # a second
-        y = sigmoid_of(x, prepared)
-        done.record()
-    del prepared
-    gc.collect()
-    others = [torch.zeros(nbytes, dtype=torch.uint8, device=DEVICE) for _ in range(4)]
-    assert not done.query()
-    assert all(other.data_ptr() != planes for other in others)
+    with held(stream):
+        with torch.cuda.stream(stream):
+            y = sigmoid_of(x, prepared)
+        del prepared
+        gc.collect()
+        others = [torch.zeros(nbytes, dtype=torch.uint8, device=DEVICE) for _ in range(4)]
+        assert not stream.query()
+        assert all(other.data_ptr() != planes for other in others)
     torch.cuda.synchronize()
     assert torch.equal(y, expected)
 
