@@ -14,11 +14,11 @@ namespace sp = cutfuse::specialize;
 std::string specialize_kernel(std::string const& kernel, Program const& program, std::vector<DType> const& dtypes,
                               std::string const& snippets, std::vector<sp::OperandKind> const& kinds,
                               sp::Inputs const& derivatives, bool inlines, bool stores_pre_activation,
-                              Reduction reduction) {
+                              Reduction reduction, bool launches_early) {
   sp::OperandTypes const types = to_operand_types(program, dtypes, kinds);
   sp::KernelText const text(kernel, derivatives, {stores_pre_activation, reduction});
-  if (snippets.empty()) return text.specialize(program, types, sp::op_snippets(), inlines);
-  return text.specialize(program, types, sp::OpSnippets(snippets), inlines);
+  if (snippets.empty()) return text.specialize(program, types, sp::op_snippets(), launches_early, inlines);
+  return text.specialize(program, types, sp::OpSnippets(snippets), launches_early, inlines);
 }
 
 // Blocks, and threads of a block.
@@ -54,12 +54,13 @@ void bind_kernel_text(py::module_& module) {
       "specialize_kernel", &specialize_kernel, py::arg("kernel"), py::arg("program"), py::arg("operand_types"),
       py::arg("snippets") = "", py::arg("kinds") = std::vector<sp::OperandKind>(),
       py::arg("derivatives") = sp::Inputs(), py::arg("inlines") = false, py::arg("stores_pre_activation") = true,
-      py::arg("reduction") = Reduction::kNone,
+      py::arg("reduction") = Reduction::kNone, py::arg("launches_early") = false,
       "A kernel's PTX with a program compiled in, given the types of the program's operands and how they lie "
       "(all strided unless that is said); snippets takes the place of op_snippets(). derivatives: of a kernel of "
       "such, what they are with respect to, ascending: 0 for x, k for operand k - 1. inlines: put a short program in "
       "the place of the epilogue function's calls, as the driver is given it. stores_pre_activation: whether a GEMM "
-      "may be asked to. reduction: that a GEMM of rows computes, where its text is to have that alone.");
+      "may be asked to. reduction: that a GEMM of rows computes, where its text is to have that alone. launches_early: "
+      "of another kernel, for devices on which it waits for the previous one.");
   module.def(
       "backward_launch_shape", &backward_launch_shape, py::arg("problem"), py::arg("column_partials"),
       "How many blocks and threads of a block are launched of the specialized kernel of derivatives. For tests.");

@@ -56,9 +56,9 @@ def find_cuobjdump() -> str | None:
 needs_cuobjdump = pytest.mark.skipif(find_cuobjdump() is None, reason="there is no cuobjdump here")
 
 
-def cuobjdump(*options: str) -> str:
-    """What it says of the native module."""
-    command = [str(find_cuobjdump()), *options, str(core.__file__)]
+def cuobjdump(*options: str, file: Path | None = None) -> str:
+    """What it says of the native module, or of another file."""
+    command = [str(find_cuobjdump()), *options, str(file or core.__file__)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
@@ -202,7 +202,10 @@ def test_other_kernels_of_the_build_wait_too() -> None:
 def test_machine_code_waits_before_it_touches_global_memory(kernel: str) -> None:
     family = "3fma8fma_gemm" if "_fp32_" in kernel else "4sm909sm90_gemm"
     parameters = "NS0_6ParamsE" if "_fp32_" in kernel else "NT_6ParamsE"
-    code = cuobjdump("-sass", "-fun", f"_ZN7cutfuse{family}INS_{len(kernel)}{kernel}EEEv{parameters}")
+    check_code(cuobjdump("-sass", "-fun", f"_ZN7cutfuse{family}INS_{len(kernel)}{kernel}EEEv{parameters}"))
+
+
+def check_code(code: str) -> None:
     before, waits, _ = code.partition("ACQBULK")
     assert waits
     assert "PREEXIT" in before
@@ -219,6 +222,26 @@ MARKS = {
     **{f"row_reduce_{name}_{{}}": {"layout", "locate", "fetch", "compute"} for name in REDUCTIONS},
     **{f"strided_reduce_{name}_{{}}": {"layout", "locate", "fetch", "compute"} for name in REDUCTIONS},
 }
+
+
+@needs_ptxas
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", MARKS)
+def test_kernels_with_marks_wait_where_they_are_launched_early(name: str, dtype: str, tmp_path: Path) -> None:
+    """Devices before sm_90 launch none early, and their kernels have no such instruction."""
+    kernel = name.format(dtype)
+    program = Program.parse("operands=2; mul z r0; silu prev; add prev r1")
+    wanted = [0] if "backward" in kernel else []
+    for derivatives in (wanted, wanted * 2 and [0, 1]):
+        text = specialized(kernel, program, derivatives=derivatives, launches_early=True)
+        check_start(re.split(r"\.entry\s[^{]*\{", text)[1])
+        assert "ld.global.nc" not in text
+        if find_cuobjdump() is not None:
+            assemble_without_spills(text, tmp_path, "sm_90a", kernel)
+            check_code(cuobjdump("-sass", file=tmp_path / "kernels.cubin"))
+    plain = specialized(kernel, program, derivatives=wanted)
+    assert "griddepcontrol" not in plain
+    assert ".target sm_80" in plain
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -23,7 +23,7 @@ from cutfuse.precision import GUARDED
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
-KERNELS = native.module().gemm_kernels()
+PRODUCTS = native.module().gemm_kernels()
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 FACTORS = (1.0, -0.5, 2.0)  # exact in every type, so that PyTorch and this library round alike
 RUNS, REPLAYS, CAPTURED = 200, 50, 4
@@ -85,8 +85,46 @@ def linear(kernel: str) -> tuple[list[Tensor], Run]:
     return sources, run
 
 
+def stream_pointwise(x: Tensor, row: Tensor, column: Tensor, full: Tensor) -> Tensor:
+    return cuda.pointwise(x, (row, column, full), CHAIN.text, x.dtype)
+
+
+def stream_gradients(x: Tensor, row: Tensor, column: Tensor, full: Tensor, sums_columns: bool = False) -> Tensor:
+    given = [row.expand_as(x), column.expand_as(x), full]
+    return cuda.pointwise_backward(full, x, given, CHAIN.text, "none", None, [0], sums_columns)[-1]
+
+
+def stream_columns(*given: Tensor) -> Tensor:
+    return stream_gradients(*given, sums_columns=True)
+
+
+def stream_rows_reduced(x: Tensor, row: Tensor, column: Tensor, full: Tensor, dim: int = 1) -> Tensor:
+    return cuda.reduce(x, (row, column, full), CHAIN.text, "sum", (dim,), x.dtype)
+
+
+def stream_columns_reduced(*given: Tensor) -> Tensor:
+    return stream_rows_reduced(*given, dim=0)
+
+
+STREAMING: dict[str, Callable[..., Tensor]] = {
+    "pointwise": stream_pointwise,
+    "pointwise_backward": stream_gradients,
+    "pointwise_backward_columns": stream_columns,
+    "row_reduce": stream_rows_reduced,
+    "strided_reduce": stream_columns_reduced,
+}
+
+
+def streaming(kernel: str) -> tuple[list[Tensor], Run]:
+    """As `joined`, of a kernel without a product, for any device: compiled in, it waits on those that launch early."""
+    sources = [randn(*shape, dtype=torch.bfloat16) for shape in ((700, 1032), (1, 1032), (700, 1), (700, 1032))]
+    return sources, lambda given: STREAMING[kernel](*given)
+
+
 def case_of(kernel: str) -> tuple[list[Tensor], Run]:
     torch.manual_seed(0)
+    if kernel in STREAMING:
+        return streaming(kernel)
     return (joined if "_joined_" in kernel else linear)(kernel)
 
 
@@ -116,6 +154,9 @@ def series(run: Run, sources: Sequence[Tensor], factors: Sequence[Tensor], count
             torch.cuda.synchronize()
         del given
     return results
+
+
+KERNELS = [*PRODUCTS, *STREAMING]
 
 
 def check(results: Sequence[Tensor], expected: Sequence[Tensor]) -> None:

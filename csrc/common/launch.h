@@ -14,15 +14,24 @@
 namespace cutfuse {
 
 // Programmatic dependent launch, on sm_90 and later: a kernel starts while the one before it in its stream ends, which
-// takes the start out of the time of a chain of short kernels. All kernels of this library are launched so but those of
-// which there is PTX of sm_80 alone: see launch_loaded(). Every thread of such a kernel waits for the previous one
-// before it reads or writes global memory, which the previous one may still write or read. No load may be of the
-// read-only cache (ld.global.nc, __ldg): the compiler may move it to before the wait.
+// takes the start out of the time of a chain of short kernels. All kernels of this library are launched so. Every
+// thread of one waits for the previous one before it reads or writes global memory, which the previous one may still
+// write or read. No load may be of the read-only cache (ld.global.nc, __ldg): the compiler may move it to before the
+// wait.
 inline cudaLaunchAttribute early_launch_attribute() {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   return attribute;
+}
+
+// Whether the current device does.
+inline bool launches_early() {
+  int device = 0;
+  int major = 0;
+  bool const is_known = cudaGetDevice(&device) == cudaSuccess &&
+                        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
+  return is_known && major >= 9;
 }
 
 #if defined(__CUDACC__)
@@ -73,11 +82,7 @@ constexpr int kBlockThreads = 256;  // of every pointwise, reduction and splitti
 inline bool kernels_wait() {
   constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
   constexpr int kLatest = kArchitectures[sizeof(kArchitectures) / sizeof(int) - 1];  // in ascending order
-  int device = 0;
-  int major = 0;
-  bool const is_known = cudaGetDevice(&device) == cudaSuccess &&
-                        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
-  return is_known && major >= 9 && kLatest >= 900;
+  return kLatest >= 900 && launches_early();
 }
 
 // Launches a kernel that calls begin_behind_previous_kernel().
@@ -111,15 +116,18 @@ inline cudaError_t multiprocessor_count(int& count) {
   return status != cudaSuccess ? status : cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
 }
 
-// A kernel that the driver compiled for any device from sm_80 on, whose text therefore cannot wait.
+// A kernel that the driver compiled for the current device: its text waits where launches_early().
 template <class Parameters>
 cudaError_t launch_loaded(LoadedKernel const& kernel, int64_t blocks, int threads, cudaStream_t stream,
                           Parameters const& parameters) {
   if (blocks > INT_MAX) return cudaErrorInvalidConfiguration;
+  cudaLaunchAttribute attribute = early_launch_attribute();
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = launches_early() ? 1 : 0;
   void* arguments[] = {const_cast<Parameters*>(&parameters)};
   cudaError_t const status = cudaLaunchKernelExC(&config, kernel.function, arguments);
   if (status != cudaSuccess) cudaGetLastError();  // clears the error, which the next launch would otherwise report

@@ -220,9 +220,9 @@ class Driver final : public KernelCompiler {
   // Leaves the device current in this thread.
   void const* compile(std::string_view kernel, int device, Program const& program, OperandTypes const& types) override {
     KernelText const& text = text_of(kernel);
-    std::string const ptx = text.specialize(program, types, op_snippets());
     WithoutCapture const relaxed;
     check(cudaSetDevice(device), "cudaSetDevice");
+    std::string const ptx = text.specialize(program, types, op_snippets(), launches_early());
     Library library;
     cudaError_t status = library.load(ptx);
     cudaKernel_t found = nullptr;

@@ -66,6 +66,14 @@ size_t require(std::string_view text, std::string_view wanted, size_t from, char
   return at;
 }
 
+// The text of a kernel of any device for those of sm_90 and later. GEMM kernels are of these alone, and wait.
+std::string with_early_launch(std::string text) {
+  constexpr std::string_view kEveryTarget = ".target sm_80";
+  text.replace(require(text, kEveryTarget, 0, "target"), kEveryTarget.size(), ".target sm_90");
+  size_t const body = require(text, "{", require(text, ".entry ", 0, "kernel"), "body") + 1;
+  return text.insert(body, "\n\tgriddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;");
+}
+
 FunctionPlace find_epilogue(std::string_view ptx) {
   FunctionPlace const place = find_function(ptx, "run_epilogue");
   if (place.start != std::string_view::npos) return place;
@@ -171,7 +179,7 @@ std::string KernelText::name_with(Program const& program) const {
 }
 
 std::string KernelText::specialize(Program const& program, OperandTypes const& operands, OpSnippets const& snippets,
-                                   bool inlines) const {
+                                   bool launches_early, bool inlines) const {
   ProgramText body = marked_ ? marked_->specialize(kernel_, wrt_, program, operands, snippets)
                              : write_epilogue_body(program, operands, snippets, epilogue_);
   std::string text = head_;
@@ -179,7 +187,10 @@ std::string KernelText::specialize(Program const& program, OperandTypes const& o
     if (find_name(before_, global) == std::string_view::npos) text += snippets.declaration_of(global) + "\n";
   }
   std::string const name = name_with(program);
-  if (marked_) return text + replace_all(body.text, kernel_, name);
+  if (marked_) {
+    text += replace_all(body.text, kernel_, name);
+    return launches_early ? with_early_launch(std::move(text)) : text;
+  }
   if (inlines && is_inlined(body.text, program, operands)) {
     return text + replace_all(with_inlined_calls(rest_, {epilogue_.name, epilogue_.result, body.text}), kernel_, name);
   }

@@ -28,10 +28,11 @@ class KernelText {
   // What the kernel with this program is called, in its text and by profilers: its own name and the program's ops.
   std::string name_with(Program const& program) const;
 
-  // The kernel with the program, which has to be complete, compiled in. inlines: a short program stands in the place of
-  // each call of run_epilogue, which is a function with a long one.
+  // The kernel with the program, which has to be complete, compiled in. launches_early: of a kernel with marks, which
+  // is of any device, for those on which it waits for the previous kernel (common/launch.h). inlines: a short program
+  // stands in the place of each call of run_epilogue, which is a function with a long one.
   std::string specialize(Program const& program, OperandTypes const& operands, OpSnippets const& snippets,
-                         bool inlines = true) const;
+                         bool launches_early, bool inlines = true) const;
 
  private:
   bool is_inlined(std::string_view body, Program const& program, OperandTypes const& operands) const;
