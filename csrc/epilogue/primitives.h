@@ -168,6 +168,19 @@ CUTFUSE_HOST_DEVICE float square_root(float x) {
 #endif
 }
 
+// ln(1 + x) of x in [0, inf], or NaN: log1pf's, whose branch for what is infinite or negative the compiler leaves out
+// where it sees a number that is neither. With the branch, elements do not overlap.
+CUTFUSE_HOST_DEVICE float logarithm_of_one_plus_positive(float x) {
+#if defined(__CUDA_ARCH__)
+  constexpr uint32_t kInfinite = 0x7F800000u;
+  uint32_t const bits = to_bits(x);
+  float const finite = ::log1pf(from_bits<float>(bits < kInfinite ? bits : kInfinite - 1));
+  return choose(bits < kInfinite, finite, ::fmaf(x, INFINITY, INFINITY));
+#else
+  return ::log1pf(x);
+#endif
+}
+
 // Flushes to 0 below -87.3, where the result would be subnormal (PyTorch's is 0 below -88.7).
 CUTFUSE_HOST_DEVICE float sigmoid(float x) { return fast_reciprocal(1.0f + ::expf(-x)); }
 
@@ -269,13 +282,14 @@ CUTFUSE_HOST_DEVICE MaskedDerivative logit_slope(float x, float margin) {
 template <class Primitives>
 CUTFUSE_HOST_DEVICE float softplus(float x, float beta, float threshold) {
   float const t = x * beta;
-  float const smooth = maximum(t, 0.0f) + Primitives::logarithm_of_one_plus(Primitives::exponential(-absolute(t)));
+  float const u = Primitives::exponential(-absolute(t));
+  float const smooth = maximum(t, 0.0f) + Primitives::logarithm_of_one_plus_positive(u);
   return choose(t > threshold, x, Primitives::over_parameter(smooth, beta));
 }
 
 template <class Primitives>
 CUTFUSE_HOST_DEVICE float logarithm_of_sigmoid(float x) {
-  return minimum(x, 0.0f) - Primitives::logarithm_of_one_plus(Primitives::exponential(-absolute(x)));
+  return minimum(x, 0.0f) - Primitives::logarithm_of_one_plus_positive(Primitives::exponential(-absolute(x)));
 }
 
 // tanh(softplus(x)) = n / (n + 2) with n = e^x (e^x + 2), scaled by u^2 where x is positive.
@@ -348,6 +362,9 @@ struct AccuratePrimitives {
   static CUTFUSE_HOST_DEVICE float exponential_less_one(float x) { return ::expm1f(x); }
   static CUTFUSE_HOST_DEVICE float logarithm(float x) { return ::logf(x); }
   static CUTFUSE_HOST_DEVICE float logarithm_of_one_plus(float x) { return ::log1pf(x); }
+  static CUTFUSE_HOST_DEVICE float logarithm_of_one_plus_positive(float x) {
+    return math::logarithm_of_one_plus_positive(x);
+  }
   static CUTFUSE_HOST_DEVICE float error_function(float x) { return ::erff(x); }
   static CUTFUSE_HOST_DEVICE float quotient(float a, float b) { return math::divide(a, b); }
   static CUTFUSE_HOST_DEVICE float over_parameter(float a, float parameter) { return math::divide(a, parameter); }
@@ -395,6 +412,7 @@ struct FastPrimitives {
     float const large = math::kLn2 * binary_logarithm(1.0f + x);
     return math::choose(math::absolute(x) < kSeriesEnd, series_of_logarithm(x), large);
   }
+  static CUTFUSE_HOST_DEVICE float logarithm_of_one_plus_positive(float x) { return logarithm_of_one_plus(x); }
   // Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: within 1.5e-7 where x is positive.
   static CUTFUSE_HOST_DEVICE float error_function(float x) {
     constexpr float kTwoOverThreeSqrtPi = math::kTwoOverSqrtPi * math::kThird;
