@@ -109,6 +109,13 @@ def test_a_short_program_stands_in_the_place_of_its_calls(kernel: str) -> None:
     assert "run_epilogue" not in specialized(kernel, program, ("row", "column"), inlines=True)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_nothing_stands_in_the_place_of_the_calls_of_a_bare_product(kernel: str) -> None:
+    empty = Program.parse("operands=0")
+    assert re.search(r"call\.uni \(retval0\),\s+\w*run_epilogue", specialized(kernel, empty))
+    assert "run_epilogue" not in specialized(kernel, empty, inlines=True)
+
+
 @pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel not in REDUCING])
 def test_a_kernel_that_stores_no_pre_activation_never_asks_for_its_address(kernel: str) -> None:
     """The two texts differ in one line for each call of the program."""

@@ -63,6 +63,15 @@ def test_every_kernel(dtype: torch.dtype, reduction: str, length: str) -> None:
         assert_same_bits(arguments, kernels_for(arguments))
 
 
+@pytest.mark.parametrize("reduction", ["none", *REDUCTIONS])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_bare_product(dtype: torch.dtype, reduction: str) -> None:
+    """Whose kernel would call a function for each fragment: the program has no operations, but is compiled in too."""
+    for out_dtype in (dtype, torch.float32):
+        arguments = layer(Program.parse("operands=0"), (), dtype, reduction, out_dtype)
+        assert_same_bits(arguments, kernels_for(arguments))
+
+
 @pytest.mark.parametrize("length", ["short", "long"])
 @pytest.mark.parametrize("dtype", MODES, ids=str)
 @pytest.mark.parametrize("shape", [(200, 264), (3000, 2056), (8, 8)], ids=str)

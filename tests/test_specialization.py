@@ -169,7 +169,8 @@ def test_what_one_kernel_serves() -> None:
         assert first is not find("operands=1; mul z 2.0; add prev r0; clamp prev 0.0 1.0", types=(1,))
         assert first is not find("operands=1; mul z 2.0; add prev r0; clamp prev 0.0 1.0", kernel="b", types=(0,))
         assert first is not find("operands=1; mul z 2.0; add prev r0; clamp prev 0.0 1.0", device=1, types=(0,))
-        assert find("operands=0") is None
+        assert find("operands=0") is not None
+        assert find("operands=0; relu z") is None  # a function of the kernel's
         assert find("operands=0; relu z") is None
 
 

@@ -244,11 +244,14 @@ def _is_off() -> bool:
 
 def explain_epilogues(plan: LinearPlan, device: int, program: Program, operands: Sequence[Matrix]) -> str:
     """What a call with this fused plan has compiled, or why nothing."""
-    if not program.instructions or (not program.native.is_interpreted and why_interpreted()):
+    is_empty = not program.instructions
+    if not program.native.is_interpreted and why_interpreted():
         return COMPILED_IN
-    if not plan.specializes:
+    if not (is_empty or plan.specializes):
         return f"nothing: the kernel interprets the program, because {why_interpreted()}"
     epilogues = find_epilogues(plan, device, program, operands)
+    if not epilogues and is_empty:
+        return COMPILED_IN
     if not epilogues:
         return (
             f"nothing: the kernel {_meanwhile(program.native)}, because this process has asked for "
