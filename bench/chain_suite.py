@@ -21,9 +21,7 @@ from bench.contenders import (
     COMPILERS,
     CONTENDERS,
     EAGER,
-    FUSED,
     INTERPRETED,
-    KEPT,
     MM,
     POINTWISE,
     PRODUCT,
@@ -32,8 +30,8 @@ from bench.contenders import (
 )
 from bench.goals import MEAN, WORST, Chosen, cases_with, median, over, quotient, value_of
 from bench.host_suite import build_stacks
-from bench.launches import Meter, launch_case, memory_of
-from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
+from bench.launches import Steps, launch_case, memory_case
+from bench.suite import Case, Figures, Goal, Results, Suite
 from bench.tables import MISSING, Table, ratio_of, table_of, times_of
 from bench.workloads import Shape, Work, dimensions, element_size
 
@@ -51,17 +49,12 @@ def stacks_of(shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[st
     return {EAGER_STACK: plain, FUSED_STACK: fused, RECOMPUTED_STACK: recomputed}
 
 
-def measure_stacks(shape: Shape, dtype: torch.dtype, device: torch.device, meter: Meter) -> Figures:
-    """The figures of every stack for `shape`: rows, the hidden width and the width."""
+def stack_steps(shape: Shape, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Steps:
+    """Training steps of every stack for `shape`: rows, the hidden width and the width."""
     x = torch.randn(shape[0], shape[2], device=device, dtype=dtype).requires_grad_()
     stacks = stacks_of(shape, dtype, device)
     steps = {name: (partial(stack, x), (x, *stack.parameters())) for name, stack in stacks.items()}
-    return memory_of(steps, torch.randn_like(x), meter)
-
-
-def prepare_memory(shape: Shape, session: Session) -> Turn:
-    """What measures the stacks in bf16, with PyTorch's own counters of a GPU."""
-    return partial(measure_stacks, shape, torch.bfloat16, session.device, Meter(session.device))
+    return steps, torch.randn_like(x)
 
 
 LINEAR, STREAM, BACKWARD, REDUCE, TRAINING = "linear", "pointwise", "backward", "reduce", "training"
@@ -115,14 +108,13 @@ def linear_case(shape: Shape, chain: Chain, precision: str, is_autotuned: bool) 
         extras = (PRODUCT,)
     elif gflop(shape) >= LARGE_GFLOP and not chain.has_full:
         extras = (POINTWISE,)
-    build = partial(chains.linear, shape, chain, precision, extras)
+    build = partial(chains.linear, shape, chain, precision)
     autotune = (AUTOTUNE,) if is_autotuned else ()
     contenders = (MM, EAGER, COMPILE, *CUTFUSE, *extras, *autotune)
     key = (LINEAR, chain.name, dimensions(shape), precision)
     moved = operand_bytes(chain, shape, precision)
-    return launch_case(
-        key, build, contenders, Work(0, moved) if moved else None, about={"full": True} if chain.has_full else None
-    )
+    about = {"full": True} if chain.has_full else {}
+    return launch_case(key, build, contenders, Work(0, moved) if moved else None, about=about)
 
 
 def chains_of(seed: int) -> tuple[Chain, ...]:
@@ -217,21 +209,19 @@ def all_cases(small: bool, quick: bool, seed: int) -> tuple[Case, ...]:
     cases = [*stream_cases(small, quick)]
     for shape in (SMALL_TRAINING if small else TRAINING_SHAPES)[: 1 if quick else None]:
         build = partial(chains.training_of_gelu, shape, "bf16")
-        cases.append(
-            launch_case((TRAINING, "layer, gelu", dimensions(shape), "bf16"), build, (EAGER, COMPILE, *CUTFUSE))
-        )
+        key = (TRAINING, "layer, gelu", dimensions(shape), "bf16")
+        cases.append(launch_case(key, build, (EAGER, COMPILE, *CUTFUSE), needs_grad=True))
     cases += linear_cases(small, quick, seed)
     if not small and not quick:
         for shape in MEMORY_SHAPES:
-            prepare: Any = partial(prepare_memory, shape)
-            cases.append(Case(MEMORY, STACK, dimensions(shape), "bf16", prepare, needs_grad=True))
+            cases.append(memory_case((MEMORY, STACK, dimensions(shape), "bf16"), partial(stack_steps, shape)))
         for variant, count in ((ONE_CHAIN, 1), (MODEL, MODEL_CHAINS)):
-            prepare = partial(chain_start.prepare, count)
+            prepare: Any = partial(chain_start.prepare, count)
             cases.append(Case(START, variant, dimensions(chain_start.SHAPE), "bf16", prepare, seconds=START_S))
     return tuple(cases)
 
 
-NAMES = tuple(name for name in CONTENDERS if name not in (FUSED, KEPT))
+NAMES = (MM, EAGER, *COMPILERS, INTERPRETED, SPECIALIZED, POINTWISE, PRODUCT)
 
 
 def sizes_of(case: Figures) -> tuple[int, int, int]:

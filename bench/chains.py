@@ -13,7 +13,7 @@ import linecache
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from bench.workloads import (
     Run,
     Shape,
     Workload,
+    exact_of,
     fused_linear_gelu,
     linear_gelu,
     product_reference,
@@ -298,11 +299,8 @@ def pointwise_reference(chain: Chain, z: Tensor, operands: Sequence[Tensor]) -> 
     )
 
 
-def linear(shape: Shape, chain: Chain, precision: str, extras: tuple[str, ...], device: torch.device) -> Workload:
-    """A product of `shape` (M, N, K) with the chain behind it; the weight is scaled so that z is about normal.
-
-    `extras`: which of the chain alone, POINTWISE, and of cutfuse's product alone, PRODUCT, are built.
-    """
+def linear(shape: Shape, chain: Chain, precision: str, device: torch.device) -> Workload:
+    """A product of `shape` (M, N, K) with the chain behind it; the weight is scaled so that z is about normal."""
     m, n, _ = shape
     x, weight = product_tensors(shape, precision, device)
     operands = operands_of(chain, m, n, precision, device)
@@ -317,20 +315,21 @@ def linear(shape: Shape, chain: Chain, precision: str, extras: tuple[str, ...], 
     def fused(x: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
         return cutfuse.linear(x, weight, epilogue=chain.function, operands=operands, reduce=chain.reduce)
 
-    own: dict[str, Run] = {}
-    if POINTWISE in extras:
+    def chain_alone() -> Run:
         z = torch.mm(x, weight.t())
         call = in_mode("now", lambda: cutfuse.pointwise(chain.function, z, *operands))
-        own[POINTWISE] = Run(call, pointwise_reference(chain, z, operands))
-    if PRODUCT in extras:
-        own[PRODUCT] = Run(lambda: cutfuse.linear(x, weight), product_reference(x, weight))
+        return Run(call, pointwise_reference(chain, z, operands))
+
+    def product_alone() -> Run:
+        return Run(lambda: cutfuse.linear(x, weight), product_reference(x, weight))
+
     return Workload(
         arguments=(x, weight, *operands),
         eager=eager,
         fused=fused,
-        reference=Reference(rows, m, max(weight.shape)),
+        exact=Reference(rows, m, max(weight.shape)),
         product=(x, weight),
-        extras=own,
+        extras={POINTWISE: chain_alone, PRODUCT: product_alone},
     )
 
 
@@ -388,35 +387,17 @@ def backward(shape: Shape, chain: Chain, precision: str, device: torch.device) -
     return Workload((), eager, fused, Reference(rows, *shape), in_mode=fused_in_mode)
 
 
-def training(tensors: list[Tensor], layer: Function, fused_layer: Function) -> Workload:
+def training(tensors: Sequence[Tensor], layer: Function, fused_layer: Function) -> Workload:
     """A layer forwards and backwards. `tensors`: the layer's, which need gradients, and the gradient that arrives."""
-    arguments = tuple(tensors)
+    arguments, eager = tuple(tensors), training_step(layer)
+    exact = exact_of(eager, tensors)
 
-    def step_of(layer: Function) -> Callable[..., Any]:
-        return torch.enable_grad()(training_step(layer))
+    def compiled() -> Run:
+        """It is the layer that is compiled: the compiler frees the graph of a step."""
+        step = training_step(torch.compile(layer, fullgraph=True, dynamic=False))
+        return Run(partial(step, *arguments), exact)
 
-    eager, fused = step_of(layer), step_of(fused_layer)
-    wide = tuple(tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in arguments)
-    exact = [part.detach() for part in eager(*wide)]
-    norms = [part.norm() for part in exact]
-
-    def collect(parts: tuple[Tensor, ...]) -> Tensor:
-        """The result and the gradients as one tensor, each divided by its norm: their errors weigh alike."""
-        pieces = [part.detach().double() / norm for part, norm in zip(parts, norms, strict=True)]
-        return torch.cat([piece.flatten() for piece in pieces])
-
-    joint = collect(tuple(exact))
-    reference = Reference(lambda start, stop: joint[start:stop], joint.numel(), 1)
-    # It is the layer that is compiled: the compiler frees the graph of a step.
-    compiled = step_of(torch.compile(layer, fullgraph=True, dynamic=False))
-    return Workload(
-        arguments=arguments,
-        eager=eager,
-        fused=fused,
-        reference=reference,
-        collect=collect,
-        extras={COMPILE: Run(lambda: compiled(*arguments), reference)},
-    )
+    return Workload(arguments, eager, training_step(fused_layer), exact, extras={COMPILE: compiled})
 
 
 def training_of_gelu(shape: Shape, precision: str, device: torch.device) -> Workload:

@@ -16,7 +16,7 @@ from bench.workloads import Run, Workload, product_reference
 # fixed addresses (6.4 GB for the sigmoid), and the host time that graphs save is in no contender's figure.
 MAX_AUTOTUNE_MODE = "max-autotune-no-cudagraphs"
 
-MM, EAGER, COMPILE, AUTOTUNE = "mm", "eager", "compile", "max-autotune"
+MM, EAGER, PYTORCH, COMPILE, AUTOTUNE = "mm", "eager", "pytorch", "compile", "max-autotune"
 FUSED, KEPT = "cutfuse", "cutfuse-kept"
 INTERPRETED, SPECIALIZED = "interpreted", "specialized"
 # What bounds a chain behind a product, where a target names it: the chain alone over z, and the product alone.
@@ -54,13 +54,13 @@ def bare_product(workload: Workload) -> Run | None:
 
 def eager(workload: Workload) -> Run:
     """The plain PyTorch code."""
-    return Run(lambda: workload.eager(*workload.arguments), workload.reference)
+    return Run(partial(workload.eager, *workload.arguments), workload.exact)
 
 
 def compiled(workload: Workload, mode: str | None = None) -> Run:
     """The plain PyTorch code under torch.compile, compiled for these sizes by the first call."""
     function = torch.compile(workload.eager, fullgraph=True, dynamic=False, mode=mode)
-    return Run(lambda: function(*workload.arguments), workload.reference)
+    return Run(partial(function, *workload.arguments), workload.exact)
 
 
 def max_autotuned(workload: Workload) -> Run:
@@ -72,14 +72,14 @@ def max_autotuned(workload: Workload) -> Run:
 
 def fused(workload: Workload) -> Run:
     """cutfuse's public function or drop-in module."""
-    return Run(lambda: workload.fused(*workload.arguments), workload.reference, workload.explain)
+    return Run(partial(workload.fused, *workload.arguments), workload.exact, workload.explain)
 
 
 def run_in_mode(mode: str, workload: Workload) -> Run:
     """cutfuse's call in a mode of specialization."""
     if workload.in_mode:
-        return Run(workload.in_mode(mode), workload.reference)
-    return Run(in_mode(mode, lambda: workload.fused(*workload.arguments)), workload.reference)
+        return Run(workload.in_mode(mode), workload.exact)
+    return Run(in_mode(mode, partial(workload.fused, *workload.arguments)), workload.exact)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ class Contender:
 
     def run(self, workload: Workload) -> Run | None:
         """The call for a workload; None where there is nothing to run."""
-        return workload.extras.get(self.name) or self.prepare(workload)
+        own = workload.extras.get(self.name)
+        return own() if own else self.prepare(workload)
 
 
 def slow_compilers(is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
@@ -106,10 +107,17 @@ CONTENDERS: dict[str, Contender] = {
     for contender in (
         Contender(MM, "torch.mm", bare_product),
         Contender(EAGER, "eager", eager),
+        Contender(PYTORCH, PYTORCH, eager),
         Contender(COMPILE, "torch.compile", compiled),
         Contender(AUTOTUNE, "max-autotune", max_autotuned),
+        Contender("chunked", "torch in chunks"),
+        Contender("liger", "Liger"),
+        Contender("cut-cross-entropy", "cut-cross-entropy"),
+        Contender("quack", "quack"),
         Contender(FUSED, "cutfuse", fused),
         Contender(KEPT, "cutfuse, planes kept"),
+        Contender("cutfuse-large", "cutfuse, logits kept"),
+        Contender("compile-cutfuse", 'backend="cutfuse"'),
         Contender(INTERPRETED, "interpreted", partial(run_in_mode, "off")),
         Contender(SPECIALIZED, "specialized", partial(run_in_mode, "now")),
         Contender(POINTWISE, "pointwise alone"),

@@ -29,16 +29,18 @@ from bench.contenders import (
 from bench.machine import device_name
 from bench.suite import Case, Figures, Session, Turn
 from bench.tables import note_on, one_line
-from bench.timing import Launch, give_back, interleave
+from bench.timing import TURNS, Launch, give_back, interleave, time_in_turns, wait_for
 from bench.workloads import (
-    Reference,
-    Run,
+    Exact,
+    Result,
     Work,
     Workload,
     ceilings_for,
+    errors_of,
     floor_us,
+    note_errors,
     note_wrong,
-    relative_error,
+    parts_of,
     rounding,
     squares,
 )
@@ -56,7 +58,7 @@ COMPILERS_S = {"compile": 5.0, "max-autotune": 40.0}
 
 def poison(result: Any) -> None:
     """Fill a call's result with NaN, and spare memory of its size: the allocator hands one of them out next."""
-    for part in result if isinstance(result, tuple) else (result,):
+    for part in parts_of(result):
         spare = [torch.empty_like(part) for _ in range(SPARE_RESULTS)]
         for memory in (part.detach(), *spare):
             memory.fill_(torch.nan)
@@ -69,16 +71,16 @@ def worst_ratio(differences: Tensor, norms: Tensor) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-def worst_line_error(result: Tensor, reference: Reference) -> float:
+def worst_line_error(result: Result, exact: Exact) -> float:
     """The relative error of the worst row or column of a matrix: a wrong tile of 64 columns stands out in its rows.
 
     Of anything else it is the error of the whole.
     """
-    if result.dim() != 2:
-        return relative_error(result, reference)
+    if not isinstance(result, Tensor) or result.dim() != 2:
+        return max(errors_of(result, exact))
     columns = [torch.zeros(result.shape[1], dtype=torch.float64, device=result.device) for _ in range(2)]
     rows: list[list[Tensor]] = [[], []]
-    for both in squares(result, reference):
+    for both in squares(result, exact):
         for own, column, square in zip(rows, columns, both, strict=True):
             own.append(square.sum(1))
             column += square.sum(0)
@@ -134,52 +136,62 @@ def check_all(session: Session, names: Iterable[str], check: Callable[[str, Figu
     return checked
 
 
-def interleaved(checked: Checked[Launch], effort: float = 1.0) -> Figures:
-    """Time the launches of a case, in `effort` of the session's time for one."""
-    session = checked.session
-    return checked.figures(interleave(checked.timed, session.clock, session.effort.scaled(effort), session.seed))
+def interleaved(checked: Checked[Launch], effort: float = 1.0, turn: str = "") -> Figures:
+    """Time the launches of a case, in `effort` of the session's time for one, or as calls of a turn of `TURNS`."""
+    session, own = checked.session, checked.session.effort.scaled(effort)
+    if turn:
+        wait = wait_for(session.device)
+        return checked.figures(time_in_turns(checked.timed, TURNS[turn], wait, own, session.seed))
+    return checked.figures(interleave(checked.timed, session.clock, own, session.seed))
 
 
-@dataclass(frozen=True)
-class LaunchCheck:
-    """Compiles a contender of a workload and compares it with fp64."""
+def guarded(launch: Launch, entry: Figures) -> Launch:
+    """The launch, whose failure while the others hold memory too is noted, and which then does nothing."""
 
-    workload: Workload
-    precision: str
-    session: Session
+    def run() -> None:
+        if "note" not in entry:
+            try:
+                launch()
+            except torch.OutOfMemoryError as failure:
+                entry.update(note_on(failure))
 
-    def __call__(self, contender: Contender, entry: Figures) -> Launch | None:
-        """The contender's launch, if it has any; what cutfuse warns of is noted."""
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            run = self.checked(contender, entry)
-        if run is None:
-            return None
-        if contender.name in CUTFUSE and caught:
-            entry["warned"] = str(caught[-1].message)[:200]
-        if run.explain and "note" not in entry:
-            entry["path"] = chosen_path(run.explain)
-        return run.launch
+    return run
 
-    def checked(self, contender: Contender, entry: Figures) -> Run | None:
-        """Run a contender once (which compiles it) and compare with fp64, cutfuse's chains again over memory of NaN."""
+
+def check(
+    workload: Workload, precision: str, weighs: bool, session: Session, contender: Contender, entry: Figures
+) -> Launch | None:
+    """Run a contender once, which compiles it, and compare with fp64, cutfuse's chains again over memory of NaN.
+
+    Gives its launch, if it has any; what cutfuse warns of is noted.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         before = time.perf_counter()
-        run = contender.run(self.workload)
+        run = contender.run(workload)
         if run is None:
             return None
-        result = self.workload.collect(run.launch())
-        self.session.clock.wait()
+        result = run.launch()
+        session.clock.wait()
         if contender.name in COMPILERS:
             entry["compile_s"] = time.perf_counter() - before
-        entry["error"] = relative_error(result, run.reference)
-        entry["rounding"] = rounding(result.dtype)
+        note_errors(entry, errors_of(result, run.exact), precision)
+        entry["rounding"] = rounding(parts_of(result)[0].dtype)
         del result
-        note_wrong(entry, entry["error"], self.precision)
         if "note" not in entry and contender.name in (INTERPRETED, SPECIALIZED):
             poison(run.launch())
-            error = worst_line_error(self.workload.collect(run.launch()), run.reference)
-            note_wrong(entry, error, self.precision, "of a row or column")
-        return run
+            note_wrong(entry, worst_line_error(run.launch(), run.exact), precision, "of a row or column")
+    if contender.name in CUTFUSE and caught:
+        entry["warned"] = str(caught[-1].message)[:200]
+    if run.explain and "note" not in entry:
+        entry["path"] = chosen_path(run.explain)
+    if not weighs:
+        return run.launch
+    cutfuse.wait(LONGEST_WAIT_S)
+    run.launch()
+    if session.device.type == "cuda":
+        weigh(entry, run.launch, Meter(session.device))
+    return guarded(run.launch, entry)
 
 
 def prepare(
@@ -188,6 +200,8 @@ def prepare(
     contenders: Sequence[str],
     work: Work | None,
     effort: float,
+    turn: str,
+    weighs: bool,
     session: Session,
 ) -> Turn:
     """Build a case, and compile and check its contenders; what times them.
@@ -195,19 +209,18 @@ def prepare(
     max-autotune chooses its kernels by timing them, so it is compiled in the turn in which the case is timed.
     """
     names = [name for name in contenders if name in session.contenders]
-    check = LaunchCheck(build(session.device), precision, session)
+    own = partial(check, build(session.device), precision, weighs, session)
     checked: Checked[Launch] = Checked(session)
     for name in names:
         if name != AUTOTUNE:
-            checked.add(name, partial(check, CONTENDERS[name]))
+            checked.add(name, partial(own, CONTENDERS[name]))
 
     def timed() -> Figures:
         if AUTOTUNE in names:
-            checked.add(AUTOTUNE, partial(check, CONTENDERS[AUTOTUNE]))
-        cutfuse.wait(
-            LONGEST_WAIT_S
-        )  # Until its epilogues are compiled a call interprets them: that is no call's usual time.
-        entries = interleaved(checked, effort)["contenders"]
+            checked.add(AUTOTUNE, partial(own, CONTENDERS[AUTOTUNE]))
+        # Until its epilogues are compiled a call interprets them, and their compiling slows every other call.
+        cutfuse.wait(LONGEST_WAIT_S)
+        entries = interleaved(checked, effort, turn)["contenders"]
         figures: Figures = {"contenders": {name: entries[name] for name in CONTENDERS if name in entries}}
         if work is not None:
             figures["floor_us"] = floor_us(work, precision, ceilings_for(device_name(session.device)))
@@ -222,12 +235,18 @@ def launch_case(
     contenders: Sequence[str],
     work: Work | None = None,
     effort: float = 1.0,
-    about: Figures | None = None,
+    turn: str = "",
+    weighs: bool = False,
+    **about: Any,
 ) -> Case:
-    """A case whose contenders are launches on one workload. `effort`: the share of a case's time that it is given."""
+    """A case whose contenders are calls on one workload. `effort`: the share of a case's time that it is given.
+
+    turn: of `TURNS`, where calls are timed as their caller sees them. weighs: the memory of each is measured too, and
+    one that has none left is noted. about: the case's other fields.
+    """
     seconds = CASE_S + sum(guess for name, guess in COMPILERS_S.items() if name in contenders)
-    own = partial(prepare, build, key[3], tuple(contenders), work, effort)
-    return Case(*key, own, seconds * effort, about or {})
+    own = partial(prepare, build, key[3], tuple(contenders), work, effort, turn, weighs)
+    return Case(*key, own, **{"seconds": seconds * effort, **about})
 
 
 @dataclass(frozen=True)
@@ -251,9 +270,18 @@ class Meter:
         return torch.cuda.max_memory_allocated(self.device)
 
 
+def weigh(entry: Figures, launch: Callable[[], Any], meter: Meter) -> None:
+    """Note the peak of memory beside the inputs, and also beside the results."""
+    before = meter.allocated()
+    meter.restart_peak()
+    results = launch()
+    entry["peak_bytes"] = meter.peak() - before
+    entry["extra_bytes"] = entry["peak_bytes"] - sum(result.nbytes for result in parts_of(results))
+
+
 Forward = Callable[[], Tensor]
-
-
+# Of contenders, their forward passes and the tensors that need gradients; the gradient that arrives.
+Steps = tuple[Mapping[str, tuple[Forward, Sequence[Tensor]]], Tensor]
 WARM_UP_STEPS = 2
 
 
@@ -267,15 +295,29 @@ def step_bytes(forward: Forward, leaves: Sequence[Tensor], grad: Tensor, meter: 
     return {"kept_bytes": kept, "peak_bytes": meter.peak() - before}
 
 
-def memory_of(steps: Mapping[str, tuple[Forward, Sequence[Tensor]]], grad: Tensor, meter: Meter) -> Figures:
-    """The figures of every contender's step once it is warm, of forward passes and their leaves.
+def memory_of(build: Callable[[torch.device], Steps], counts_result: bool, meter: Meter) -> Figures:
+    """The figures of every contender's step once it is warm.
 
     Counted from what is allocated before the step: without the parameters and the inputs.
     """
+    steps, grad = build(meter.device)
     found = {}
     for name, (forward, leaves) in steps.items():
         for _ in range(WARM_UP_STEPS):
             step_bytes(forward, leaves, grad, meter)
         cutfuse.wait()  # for kernels that are compiled in the background
         found[name] = step_bytes(forward, leaves, grad, meter)
+        if not counts_result:
+            found[name]["kept_bytes"] -= grad.untyped_storage().nbytes()
     return {"contenders": found}
+
+
+def memory_case(
+    key: tuple[str, str, str, str], build: Callable[[torch.device], Steps], counts_result: bool = True
+) -> Case:
+    """A case of the memory of training steps, by a GPU's counters. counts_result: whether a step keeps its result."""
+
+    def own(session: Session) -> Turn:
+        return partial(memory_of, build, counts_result, Meter(session.device))
+
+    return Case(*key, own, needs_grad=True)

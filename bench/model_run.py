@@ -5,7 +5,6 @@ errors of outputs and gradients against fp64, and what of the model was fused.
 from __future__ import annotations
 
 import copy
-import math
 import re
 import time
 import warnings
@@ -26,7 +25,7 @@ from bench.model_zoo import FORWARD, TRAINING, Inputs, Model
 from bench.suite import Figures, Session, Turn
 from bench.tables import one_line
 from bench.timing import Call, Clock, give_back, time_models, warm_up
-from bench.workloads import PRECISIONS, WRONG_ABOVE, frobenius_error
+from bench.workloads import PRECISIONS, WRONG_ABOVE, relative_error
 
 GRAPHS_MODE = "reduce-overhead"
 
@@ -224,7 +223,7 @@ def output_of(model: Callable[..., Any], inputs: Inputs) -> Tensor:
         return inputs.call(model)
 
 
-def gradients_of(model: Callable[..., Any], module: nn.Module, inputs: Inputs, seed: int) -> list[Tensor]:
+def gradients_of(model: Callable[..., Any], module: nn.Module, inputs: Inputs, seed: int) -> tuple[Tensor, ...]:
     """The gradients of the module's parameters; a random one comes in where the model's result is no loss."""
     with torch.enable_grad():
         inputs.rewind(inputs)
@@ -235,18 +234,10 @@ def gradients_of(model: Callable[..., Any], module: nn.Module, inputs: Inputs, s
         incoming = torch.ones_like(result) if result.dim() == 0 else incoming.bfloat16().to(result.dtype)
         parameters = trained(module)
         found = torch.autograd.grad(result, parameters, incoming, allow_unused=True)
-    return [
+    return tuple(
         torch.zeros_like(parameter) if gradient is None else gradient
         for parameter, gradient in zip(parameters, found, strict=True)
-    ]
-
-
-def joint_error(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    """The relative error of tensors as if they were one; infinite where one is not a number."""
-    difference = sum((one.double() - other).square().sum().item() for one, other in zip(results, exact, strict=True))
-    norm = sum(other.square().sum().item() for other in exact)
-    error = math.sqrt(difference / norm) if norm else math.sqrt(difference)
-    return error if math.isfinite(error) else math.inf
+    )
 
 
 def errors_of(
@@ -261,15 +252,15 @@ def errors_of(
     inputs = inputs_for(FORWARD)
     exact = output_of(call, widened_inputs(inputs))
     learning = inputs_for(TRAINING) if is_trained else inputs
-    gradients = gradients_of(call, wide, widened_inputs(learning), seed) if is_trained else []
+    gradients = gradients_of(call, wide, widened_inputs(learning), seed) if is_trained else ()
     del wide, call
     checked: Checked[None] = Checked(session)
 
     def check(contender: Contender, entry: Figures) -> None:
-        entry["error"] = frobenius_error(output_of(contender.of(module), inputs), exact)
+        entry["error"] = relative_error(output_of(contender.of(module), inputs), exact)
         if is_trained:
             found = gradients_of(contender.of(module), module, learning, seed)
-            entry["gradient_error"] = joint_error(found, gradients)
+            entry["gradient_error"] = relative_error(found, gradients)
 
     for contender in contenders:
         if contender.mode != GRAPHS_MODE:
@@ -358,7 +349,7 @@ def note_on_result(result: Any, expected: Tensor | None, precision: str) -> str:
         return ""
     if result.shape != expected.shape:
         return f"wrong: the result has shape {tuple(result.shape)}, and eager's has {tuple(expected.shape)}"
-    error = frobenius_error(result, expected)
+    error = relative_error(result, expected)
     return f"wrong: relative difference {error:.1e} to eager" if error > 2 * WRONG_ABOVE[precision] else ""
 
 

@@ -26,7 +26,6 @@ from bench import accuracy_suite, chain_suite, contenders, fp32_suite, head_suit
 from bench import gains as readme
 from bench.goals import Line, lines_of, median
 from bench.goals import figure_of as value_of
-from bench.host_suite import PYTORCH
 from bench.model_suite import FULL_BATCH, GPU, SMALL_BATCH, WALL, over
 from bench.model_zoo import FORWARD, TRAINING
 from bench.report import heading, value_text
@@ -275,7 +274,7 @@ def host(results: Results) -> Iterator[Panel]:
     """The goals, and fp32 calls from small to large."""
     points: dict[str, list[tuple[float, float]]] = {}
     for case in results["cases"]:
-        value, time = host_suite.over_pytorch(case), median(case, PYTORCH)
+        value, time = host_suite.over_pytorch(case), median(case, contenders.PYTORCH)
         drawn = (host_suite.DRAWN_GELU.name, host_suite.DRAWN_BARE.name)
         if case["group"] in drawn and value is not None and time is not None:
             points.setdefault(case["group"], []).append((time, value))
@@ -287,8 +286,8 @@ def host(results: Results) -> Iterator[Panel]:
 def head_points(results: Results, head: str, name: str, unit: float) -> dict[str, Points]:
     """A figure of each contender's training steps of a head, by tokens."""
     found: dict[str, Points] = {}
-    for contender, own in head_suite.CONTENDERS.items():
-        found[own.label] = [
+    for contender in head_suite.NAMES:
+        found[contenders.CONTENDERS[contender].label] = [
             (case["tokens"], value / unit)
             for case in results["cases"]
             if (case["group"], case["variant"]) == (head, head_suite.TRAINING)

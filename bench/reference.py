@@ -83,7 +83,7 @@ class Model:
             arguments=(x,),
             eager=module,
             fused=fused,
-            reference=Reference(rows, x.shape[0], per_row),
+            exact=Reference(rows, x.shape[0], per_row),
             explain=lambda: cutfuse.explain(fused, x),
             product=None if weight is None else (x, weight),
         )

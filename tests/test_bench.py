@@ -118,7 +118,7 @@ def test_a_wrong_result_is_not_timed_and_fails_the_run(tmp_path: Path, monkeypat
 
     def prepare(workload: Any) -> Run:
         own = right(workload)
-        return Run(lambda: own.launch() * 1.5, own.reference)
+        return Run(lambda: own.launch() * 1.5, own.exact)
 
     stand_in("cutfuse", monkeypatch, prepare)
     status, found = run("reference", tmp_path / "run", *ONE)
