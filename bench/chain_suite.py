@@ -28,7 +28,7 @@ from bench.contenders import (
     SPECIALIZED,
     slow_compilers,
 )
-from bench.goals import MEAN, WORST, Chosen, cases_with, median, over, quotient, value_of
+from bench.goals import MEAN, WORST, Chosen, cases_with, figure_of, over, quotient, value_of
 from bench.host_suite import build_stacks
 from bench.launches import Steps, launch_case, memory_case
 from bench.suite import Case, Figures, Goal, Results, Suite
@@ -241,21 +241,21 @@ over_fastest, over_mm = over((SPECIALIZED,), COMPILERS), over((SPECIALIZED,), (M
 
 def over_product_or_chain(case: Figures) -> float | None:
     """Over the longer of the bare product and the chain alone."""
-    product, chain = median(case, MM), median(case, POINTWISE)
+    product, chain = figure_of(case, MM), figure_of(case, POINTWISE)
     bound = None if product is None or chain is None else max(product, chain)
-    return quotient(median(case, SPECIALIZED), bound)
+    return quotient(figure_of(case, SPECIALIZED), bound)
 
 
 def over_product_and_operands(name: str, case: Figures) -> float | None:
     """Over a product, and reading the operands at the copy ceiling."""
-    product, reading = median(case, name), case.get("floor_us", 0.0)  # without operands there is nothing to read
+    product, reading = figure_of(case, name), case.get("floor_us", 0.0)  # without operands there is nothing to read
     bound = None if product is None or reading is None else product + reading
-    return quotient(median(case, SPECIALIZED), bound)
+    return quotient(figure_of(case, SPECIALIZED), bound)
 
 
 def share_of_ceiling(case: Figures) -> float | None:
     """The least time of the case's traffic over the specialized kernel's."""
-    return quotient(case.get("floor_us"), median(case, SPECIALIZED))
+    return quotient(case.get("floor_us"), figure_of(case, SPECIALIZED))
 
 
 def goals_of_products() -> Iterator[Goal]:

@@ -52,11 +52,6 @@ def bare_product(workload: Workload) -> Run | None:
     return Run(lambda: torch.mm(x, weight.t()), product_reference(x, weight))
 
 
-def eager(workload: Workload) -> Run:
-    """The plain PyTorch code."""
-    return Run(partial(workload.eager, *workload.arguments), workload.exact)
-
-
 def compiled(workload: Workload, mode: str | None = None) -> Run:
     """The plain PyTorch code under torch.compile, compiled for these sizes by the first call."""
     function = torch.compile(workload.eager, fullgraph=True, dynamic=False, mode=mode)
@@ -68,11 +63,6 @@ def max_autotuned(workload: Workload) -> Run:
     # Its tables of candidates would fill the screen.
     torch._inductor.config.autotune_num_choices_displayed = 0
     return compiled(workload, MAX_AUTOTUNE_MODE)
-
-
-def fused(workload: Workload) -> Run:
-    """cutfuse's public function or drop-in module."""
-    return Run(partial(workload.fused, *workload.arguments), workload.exact, workload.explain)
 
 
 def run_in_mode(mode: str, workload: Workload) -> Run:
@@ -106,15 +96,15 @@ CONTENDERS: dict[str, Contender] = {
     contender.name: contender
     for contender in (
         Contender(MM, "torch.mm", bare_product),
-        Contender(EAGER, "eager", eager),
-        Contender(PYTORCH, PYTORCH, eager),
+        Contender(EAGER, "eager", lambda own: Run(partial(own.eager, *own.arguments), own.exact)),
+        Contender(PYTORCH, PYTORCH, lambda own: Run(partial(own.eager, *own.arguments), own.exact)),
         Contender(COMPILE, "torch.compile", compiled),
         Contender(AUTOTUNE, "max-autotune", max_autotuned),
         Contender("chunked", "torch in chunks"),
         Contender("liger", "Liger"),
         Contender("cut-cross-entropy", "cut-cross-entropy"),
         Contender("quack", "quack"),
-        Contender(FUSED, "cutfuse", fused),
+        Contender(FUSED, "cutfuse", lambda own: Run(partial(own.fused, *own.arguments), own.exact, own.explain)),
         Contender(KEPT, "cutfuse, planes kept"),
         Contender("cutfuse-large", "cutfuse, logits kept"),
         Contender("compile-cutfuse", 'backend="cutfuse"'),

@@ -17,7 +17,7 @@ from torch import Tensor
 import cutfuse
 from bench import fit
 from bench.fit import PRODUCT, UNFUSED, Layer, Sample, Samples, is_kernel
-from bench.goals import MEAN, TARGET_DEVICE, WORST
+from bench.goals import MEAN, TARGET_DEVICE, WORST, cases_with
 from bench.launches import check_all, interleaved
 from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
 from bench.tables import MISSING, figure, microseconds, table_of, times_of
@@ -148,7 +148,7 @@ SUITE = Suite(
     name="fit",
     cases=fit_cases,
     goals=tuple(
-        Goal("chosen way", "fastest", lambda case: True, over_best, limit, measure)
+        Goal("chosen way", "fastest", cases_with(), over_best, limit, measure)
         for measure, limit in ((MEAN, MEAN_AT_MOST), (WORST, WORST_AT_MOST))
     ),
     contenders=CONTENDERS,

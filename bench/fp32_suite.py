@@ -17,7 +17,7 @@ import cutfuse
 from bench.accuracy_suite import TRADE_OFF, trade_off_case, trade_off_table
 from bench.chains import training
 from bench.contenders import AUTOTUNE, COMPILE, CONTENDERS, EAGER, FUSED, KEPT, MM, slow_compilers
-from bench.goals import MEAN, WORST, median
+from bench.goals import MEAN, WORST, figure_of
 from bench.launches import launch_case
 from bench.reference import MODELS, product_work
 from bench.suite import Case, Figures, Goal, Results, Suite
@@ -148,8 +148,8 @@ def ran_cublas(contender: str, case: Figures) -> bool:
 
 def speed_up(contender: str, case: Figures) -> float | None:
     """The time of the fastest rival over the contender's; None where one of them was not measured."""
-    rivals = [median(case, name) for name in RIVALS.get(case["group"], (MM,))]
-    own = median(case, contender)
+    rivals = [figure_of(case, name) for name in RIVALS.get(case["group"], (MM,))]
+    own = figure_of(case, contender)
     return None if own is None or None in rivals else min(filter(None, rivals)) / own
 
 

@@ -21,15 +21,10 @@ MEAN, WORST = "geometric mean", "worst"
 MET, MISSED, INCOMPLETE, NOT_MEASURED = VERDICTS = ("met", "missed", "incomplete", "not measured")
 
 
-def figure_of(case: Figures, contender: str, name: str) -> float | None:
-    """A contender's figure; None where it was not measured."""
+def figure_of(case: Figures, contender: str, name: str = "median_us") -> float | None:
+    """A contender's figure, by default its microseconds; None where it was not measured."""
     value: float | None = case["contenders"].get(contender, {}).get(name)
     return value
-
-
-def median(case: Figures, contender: str) -> float | None:
-    """A contender's microseconds; None where it was not measured."""
-    return figure_of(case, contender, "median_us")
 
 
 def least(case: Figures, names: Sequence[str], figure: str = "median_us") -> float | None:
@@ -63,12 +58,6 @@ def share_of_error(case: Figures, own: str, base: str) -> float | None:
         if error is not None and other is not None:
             shares.append(error / (other + half))
     return max(shares, default=None)
-
-
-def every(case: Figures) -> bool:
-    """Chooses every case."""
-    del case
-    return True
 
 
 def cases_with(*also: Chosen, **wanted: str | Sequence[str]) -> Chosen:

@@ -24,8 +24,7 @@ from matplotlib.ticker import NullLocator
 
 from bench import accuracy_suite, chain_suite, contenders, fp32_suite, head_suite, host_suite, model_run
 from bench import gains as readme
-from bench.goals import Line, lines_of, median
-from bench.goals import figure_of as value_of
+from bench.goals import Line, figure_of, lines_of
 from bench.model_suite import FULL_BATCH, GPU, SMALL_BATCH, WALL, over
 from bench.model_zoo import FORWARD, TRAINING
 from bench.report import heading, value_text
@@ -194,7 +193,7 @@ def goal_panels(results: Results) -> list[Panel]:
     return [bars_panel(own, title) for title, own in kinds.items() if own]
 
 
-def figure_of(panels: Sequence[Panel], *headings: str) -> Figure | None:
+def drawn(panels: Sequence[Panel], *headings: str) -> Figure | None:
     """Panels below each other under what was run where; None where there is no panel."""
     if not panels:
         return None
@@ -209,7 +208,7 @@ def figure_of(panels: Sequence[Panel], *headings: str) -> Figure | None:
 
 def plotted(panels_of: Callable[[Results], Iterable[Panel]]) -> Draw:
     """The plot of what gives panels, under what was run where."""
-    return lambda results: figure_of([*panels_of(results)], heading(results))
+    return lambda results: drawn([*panels_of(results)], heading(results))
 
 
 @plotted
@@ -220,8 +219,8 @@ def reference(results: Results) -> Iterator[Panel]:
         rows: dict[str, list[Dot]] = {}
         over_what = "eager"
         for case in results["cases"]:
-            base = case.get("floor_us") or median(case, "eager")
-            times = {name: time for name in case["contenders"] if (time := median(case, name))}
+            base = case.get("floor_us") or figure_of(case, "eager")
+            times = {name: time for name in case["contenders"] if (time := figure_of(case, name))}
             if case["precision"] == precision and base:
                 over_what = "the floor" if case.get("floor_us") else "eager"
                 rows[f"{case['group']} {case['shape']}"] = [
@@ -274,7 +273,7 @@ def host(results: Results) -> Iterator[Panel]:
     """The goals, and fp32 calls from small to large."""
     points: dict[str, list[tuple[float, float]]] = {}
     for case in results["cases"]:
-        value, time = host_suite.over_pytorch(case), median(case, contenders.PYTORCH)
+        value, time = host_suite.over_pytorch(case), figure_of(case, contenders.PYTORCH)
         drawn = (host_suite.DRAWN_GELU.name, host_suite.DRAWN_BARE.name)
         if case["group"] in drawn and value is not None and time is not None:
             points.setdefault(case["group"], []).append((time, value))
@@ -291,7 +290,7 @@ def head_points(results: Results, head: str, name: str, unit: float) -> dict[str
             (case["tokens"], value / unit)
             for case in results["cases"]
             if (case["group"], case["variant"]) == (head, head_suite.TRAINING)
-            and (value := value_of(case, contender, name))
+            and (value := figure_of(case, contender, name))
         ]
     return found
 
@@ -366,7 +365,7 @@ def gains(_: Results) -> Figure | None:
         Bar(gain.name, gain.mean, gain.times, f"{gain.mean:.2f}, best {max(gain.times):.2f}") for gain in readme.gains()
     ]
     title = "Times as fast as PyTorch: bars are geometric means, dots are cases"
-    return figure_of([bars_panel(bars, title)], *(heading(committed(suite)) for suite in readme.SUITES))
+    return drawn([bars_panel(bars, title)], *(heading(committed(suite)) for suite in readme.SUITES))
 
 
 PLOTS: dict[str, Draw] = {

@@ -14,11 +14,11 @@ import torch
 from bench_runs import COMMIT, measured, run, session_of
 
 import cutfuse
-from bench import SUITES, chain_suite, contenders, launches, machine, reference, report, results, runner, tables
+from bench import SUITES, chain_suite, launches, machine, reference, report, results, runner, tables
 from bench.__main__ import RAW, default_words, main, parse, results_path
 from bench.contenders import CONTENDERS
 from bench.goals import TARGET_DEVICE
-from bench.suite import Case, Session, Shard, suite_of, title_of
+from bench.suite import Case, Session, shard_of, suite_of, title_of
 from bench.workloads import CEILINGS, Run, Work, ceilings_for, floor_us, note_wrong
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -114,10 +114,11 @@ def stand_in(name: str, monkeypatch: pytest.MonkeyPatch, prepare: Any) -> None:
 
 
 def test_a_wrong_result_is_not_timed_and_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = contenders.fused
+    right = CONTENDERS["cutfuse"].prepare
 
     def prepare(workload: Any) -> Run:
         own = right(workload)
+        assert own is not None
         return Run(lambda: own.launch() * 1.5, own.exact)
 
     stand_in("cutfuse", monkeypatch, prepare)
@@ -171,8 +172,9 @@ def test_what_cannot_be_chosen_is_refused() -> None:
         main(["reference", "--device", "cpu", "--contenders", "eager,fastest"])
     with pytest.raises(SystemExit, match="no case of reference holds nothing like it"):
         main(["reference", "--device", "cpu", "--filter", "nothing like it"])
-    with pytest.raises(SystemExit, match="a shard is written as 1/4"):
-        main(["reference", "--device", "cpu", "--shard", "5/4"])
+    for wrong in ("5/4", "0/4", "2", "a/b", "1/0"):
+        with pytest.raises(SystemExit, match=f"a shard is written as 1/4 or 4/4, not {wrong}"):
+            main(["reference", "--device", "cpu", "--shard", wrong])
 
 
 def test_cases_are_listed_as_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
@@ -301,14 +303,11 @@ def test_merged_shards_are_the_whole_run(measurements: Measurements, tmp_path: P
 def test_shards_divide_the_cases_and_take_about_as_long() -> None:
     cases = list(suite_of("models").cases(False, False, 0))
     for count in (2, 4):
-        parts = [Shard(index, count).of(cases) for index in range(1, count + 1)]
+        parts = [shard_of(cases, index, count) for index in range(1, count + 1)]
         assert sorted(case.title for part in parts for case in part) == sorted(case.title for case in cases)
         seconds = [sum(case.seconds for case in part) for part in parts]
         assert max(seconds) < 1.2 * min(seconds)
         assert parts[0] == [case for case in cases if case in parts[0]]
-    for wrong in ("0/4", "2", "a/b", "1/0"):
-        with pytest.raises(ValueError, match="a shard is written as 1/4"):
-            Shard.parse(wrong)
 
 
 def test_two_processes_measure_the_cases_of_one(tmp_path: Path) -> None:
