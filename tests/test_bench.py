@@ -19,7 +19,7 @@ from bench.__main__ import RAW, default_words, main, parse, results_path
 from bench.contenders import CONTENDERS
 from bench.goals import TARGET_DEVICE
 from bench.suite import Case, Session, shard_of, suite_of, title_of
-from bench.workloads import CEILINGS, Run, Work, ceilings_for, floor_us, note_wrong
+from bench.workloads import CEILINGS, Run, Work, Workload, ceilings_for, floor_us, note_wrong
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Of each suite but the models, whose test stands in for the compilers: a few cases, and their contenders.
@@ -128,6 +128,29 @@ def test_a_wrong_result_is_not_timed_and_fails_the_run(tmp_path: Path, monkeypat
     assert entry["note"].startswith("wrong: relative error 5.0e-01")
     assert "median_us" not in entry
     assert "median_us" in found["cases"][0]["contenders"]["eager"]
+
+
+@pytest.mark.parametrize(
+    ("results", "note", "errors"),
+    [
+        ((torch.ones(4), 1e-6 * torch.ones(2)), None, [0.0, 0.0]),
+        ((torch.ones(4), torch.zeros(2)), "wrong: relative error 1.0e+00 against fp64", [0.0, 1.0]),
+        ((torch.ones(4), torch.tensor([1e-6, torch.nan])), "wrong: relative error inf", [0.0, None]),
+        ((torch.zeros(4), torch.ones(2)), "wrong: relative error 1.0e+06", [1.0, 1e6]),
+        ((torch.ones(4), torch.zeros(3)), "failed: ValueError: the result has shape (3,)", None),
+        (torch.ones(4), "failed: ValueError: the number of results is 1, and should be 2", None),
+    ],
+)
+def test_each_of_several_results_is_compared(results: Any, note: str | None, errors: list[float] | None) -> None:
+    exact = (torch.ones(4).double(), 1e-6 * torch.ones(2).double())
+    workload = Workload((), lambda: results, lambda: results, exact)
+    case = launches.launch_case(("a", "", "", "fp32"), lambda device: workload, ["cutfuse"])
+    entry = measured(case, "cutfuse")["contenders"]["cutfuse"]
+    assert entry.get("note", "").startswith(note or "")
+    assert ("note" in entry, "median_us" in entry) == (note is not None, note is None)
+    if errors is not None:
+        found = [entry["error"], entry["gradient_error"]]
+        assert found == pytest.approx([torch.inf if value is None else value for value in errors], rel=1e-3, abs=1e-6)
 
 
 def test_a_failing_contender_leaves_the_others() -> None:

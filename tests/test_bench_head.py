@@ -56,18 +56,9 @@ def test_a_contender_without_memory_leaves_the_others(later: bool, monkeypatch: 
     assert entries[FUSED]["median_us"] > 0
 
 
-def test_a_wrong_gradient_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(head: Head) -> suite.Loss:
-        return lambda x, weight, target: head.loss(x, weight.detach() + 0 * weight, target)
-
-    monkeypatch.setitem(LOSSES, FUSED, build)
-    case = small_case("with softcap", TRAINING)
-    entry = measured(case, FUSED)["contenders"][FUSED]
-    assert entry["note"] == "wrong: relative error 1.0e+00 against fp64"
-    assert "median_us" not in entry
-    assert measured(small_case("plain", FORWARD), LIGER)["contenders"][LIGER]["note"].startswith(
-        "failed: ModuleNotFound"
-    )
+def test_a_package_that_is_missing_is_noted() -> None:
+    entry = measured(small_case("plain", FORWARD), LIGER)["contenders"][LIGER]
+    assert entry["note"].startswith("failed: ModuleNotFound")
 
 
 def figures(case: Case, **microseconds: float) -> Figures:

@@ -7,14 +7,13 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
-from bench_runs import CPU, measured, parts_of
+from bench_runs import CPU, parts_of
 from torch import Tensor
 
 import cutfuse
 from bench import host_suite as suite
-from bench import launches, workloads
+from bench import workloads
 from bench.__main__ import main
-from bench.contenders import FUSED, PYTORCH
 from bench.host_suite import Group, build_stacks
 from bench.random_suite import CHAINS, LIMITS, NEW_CHAIN, TRAINING, Layer, random_cases
 from bench.suite import Case
@@ -128,44 +127,6 @@ def test_stacks_share_their_parameters() -> None:
     pairs = list(zip(plain.parameters(), fused.parameters(), strict=True))
     assert len(pairs) == 12
     assert all(own is other and own.requires_grad for own, other in pairs)
-
-
-def test_calls_are_timed_when_their_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
-    timed = launches.time_in_turns
-    monkeypatch.setattr(cutfuse, "wait", lambda *_: events.append("waited") or 0)
-    monkeypatch.setattr(launches, "time_in_turns", lambda *given: events.append("timed") or timed(*given))
-    measured(
-        next(case for case in suite.host_suite(small=True, quick=True) if group_of(case) == suite.GELU), *suite.NAMES
-    )
-    assert events == ["waited", "timed"]
-
-
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        (torch.ones(3), "wrong: relative error"),
-        (torch.full((2,), torch.nan), "wrong: relative error inf"),
-        (torch.zeros(2), "failed: ValueError: the result has shape"),
-    ],
-)
-def test_what_is_wrong_is_not_timed(result: Tensor, message: str) -> None:
-    exact = torch.zeros(3 if message.endswith("shape") else len(result), dtype=torch.float64)
-    right = lambda: exact.float()  # noqa: E731
-    case = suite.case_of(suite.GELU, "", "fp32", lambda device: Workload((), right, lambda: result, exact))
-    entries = measured(case, PYTORCH, FUSED)["contenders"]
-    assert entries[FUSED]["note"].startswith(message)
-    assert "median_us" not in entries[FUSED]
-    assert entries[PYTORCH]["median_us"] >= 0
-
-
-def test_each_of_several_results_is_compared() -> None:
-    exact = (torch.ones(4).double(), 1e-6 * torch.ones(2).double())
-    assert max(errors_of((torch.ones(4), 1e-6 * torch.ones(2)), exact)) < 1e-6
-    assert errors_of((torch.ones(4), torch.zeros(2)), exact) == [0.0, pytest.approx(1.0)]
-    assert workloads.relative_error((torch.ones(4), torch.zeros(2)), exact) == pytest.approx(7e-7, rel=0.1)
-    with pytest.raises(ValueError, match="the number of results is 1, and should be 2"):
-        errors_of(torch.ones(4), exact)
 
 
 # The random suite, whose layers are drawn.
