@@ -9,7 +9,7 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -94,21 +94,14 @@ def product_rows(products: Iterable[Any]) -> list[dict[str, Any]]:
     return [{**dict(zip(names, row, strict=True)), "count": count} for row, count in counts.items()]
 
 
-def explained(
-    module: nn.Module, inputs: Inputs, explain: Callable[..., Any] | None = None
-) -> tuple[list[dict[str, Any]], str]:
-    """The rows of a model's products, and a note where the explanation failed."""
+def explained(module: nn.Module, inputs: Inputs) -> Figures:
+    """A model's products, how many of how many are fused, and a note where the explanation failed."""
     try:
-        explanation = (explain or cutfuse.explain_model)(module, *inputs.arguments, **inputs.keywords)
-        return product_rows(explanation.products), ""
+        rows = product_rows(cutfuse.explain_model(module, *inputs.arguments, **inputs.keywords).products)
     except Exception as error:  # The times are good without the explanation; the report shows why it is missing.
-        return [], f"explain failed: {one_line(error)}"
-
-
-def fused_of(rows: Sequence[dict[str, Any]]) -> str:
-    """How many products are fused, of how many; empty without products."""
+        return {"products": [], "fused": "", "note": f"explain failed: {one_line(error)}"}
     fused, whole = (sum(row["count"] for row in own) for own in ([row for row in rows if row["fused"]], rows))
-    return f"{fused} of {whole}" if rows else ""
+    return {"products": rows, "fused": f"{fused} of {whole}" if rows else ""}
 
 
 def kind_of(reason: str) -> str:
@@ -129,39 +122,30 @@ def names_of(own: Sequence[dict[str, Any]], all_cases: Sequence[dict[str, Any]])
     )
 
 
-def fates_of(cases: Iterable[dict[str, Any]]) -> dict[tuple[Any, ...], str]:
-    """By model, layer and what became of it: the names of the cases in which that became of it."""
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    explained_cases: dict[str, list[dict[str, Any]]] = {}
-    for case in cases:
-        if not case.get("products"):
-            continue
-        explained_cases.setdefault(case["group"], []).append(case)
-        for row in case["products"]:
-            layer = f"{row['count']} x {row['module']} {row['n']}x{row['k']}"
-            fate = {**row, "reason": kind_of(row["reason"])}
-            own = found.setdefault((case["group"], layer, *(fate[part] for part in FATE)), [])
-            if case not in own:
-                own.append(case)
-    return {key: names_of(own, explained_cases[key[0]]) for key, own in found.items()}
-
-
-def fusion_rows(cases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def fusion_rows(cases: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """What became of every model's products over all of its cases: a row for the layers that were treated alike.
 
     `layers` names them with how often they occur and their N x K. `cases` is "all" where that is every case of the
     model that has an explanation.
     """
-    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for (model, layer, *fate), own in fates_of(cases).items():
-        about = {"model": model, **dict(zip(FATE, fate, strict=True)), "cases": own}
-        rows.setdefault(tuple(about.values()), {**about, "layers": []})["layers"].append(layer)
-    order = list(dict.fromkeys(row["model"] for row in rows.values()))
-    return sorted(rows.values(), key=lambda row: order.index(row["model"]))
-
-
-# Of FORWARD or TRAINING.
-InputsFor = Callable[[str], Inputs]
+    models: dict[str, list[dict[str, Any]]] = {}
+    for case in cases:
+        if case.get("products"):
+            models.setdefault(case["group"], []).append(case)
+    for model, own in models.items():
+        found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}  # by layer and what became of it
+        for case in own:
+            for row in case["products"]:
+                layer = f"{row['count']} x {row['module']} {row['n']}x{row['k']}"
+                fate = {**row, "reason": kind_of(row["reason"])}
+                seen = found.setdefault((layer, *(fate[part] for part in FATE)), [])
+                if case not in seen:
+                    seen.append(case)
+        rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for (layer, *parts), seen in found.items():
+            about = {"model": model, **dict(zip(FATE, parts, strict=True)), "cases": names_of(seen, own)}
+            rows.setdefault(tuple(about.values()), {**about, "layers": []})["layers"].append(layer)
+        yield from rows.values()
 
 
 class WithoutFp32(TorchFunctionMode):
@@ -240,34 +224,6 @@ def gradients_of(model: Callable[..., Any], module: nn.Module, inputs: Inputs, s
     )
 
 
-def errors_of(
-    session: Session, contenders: Sequence[Contender], module: nn.Module, inputs_for: InputsFor, is_trained: bool
-) -> Figures:
-    """Every contender's errors but for those with CUDA graphs, which run the kernels of those without.
-
-    The module is in eval mode throughout, so that it drops no elements at random.
-    """
-    seed = 1
-    wide, call = in_fp64(module)
-    inputs = inputs_for(FORWARD)
-    exact = output_of(call, widened_inputs(inputs))
-    learning = inputs_for(TRAINING) if is_trained else inputs
-    gradients = gradients_of(call, wide, widened_inputs(learning), seed) if is_trained else ()
-    del wide, call
-    checked: Checked[None] = Checked(session)
-
-    def check(contender: Contender, entry: Figures) -> None:
-        entry["error"] = relative_error(output_of(contender.of(module), inputs), exact)
-        if is_trained:
-            found = gradients_of(contender.of(module), module, learning, seed)
-            entry["gradient_error"] = relative_error(found, gradients)
-
-    for contender in contenders:
-        if contender.mode != GRAPHS_MODE:
-            checked.add(contender.name, partial(check, contender))
-    return checked.figures({})
-
-
 BATCH_SIZES = (2, 3, 5, 6, 8)
 
 
@@ -304,9 +260,7 @@ COMPILATIONS = 2  # of which the shorter counts
 
 def gradient_of(module: nn.Module, inputs: Inputs, seed: int) -> Tensor | None:
     """A random gradient of the model's output; None where the output is a loss, which needs none."""
-    with torch.no_grad():
-        inputs.rewind(inputs)
-        result = inputs.call(module)
+    result = output_of(module, inputs)
     if result.dim() == 0:
         return None
     generator = torch.Generator(result.device).manual_seed(seed)
@@ -320,17 +274,12 @@ def caller_for(kind: str, module: nn.Module, inputs: Inputs, seed: int) -> Calla
         inputs.rewind(inputs)
         torch.compiler.cudagraph_mark_step_begin()  # Results of the call before may be overwritten.
 
-    def forward_call(contender: Contender) -> Call:
-        model = contender.of(module)
-        return Call(lambda: inputs.call(model), before)
+    if kind == TRAINING:
+        gradient = gradient_of(module, inputs, seed)
+        # It does all of its work and leaves the weights as they are, so that every contender has the same.
+        optimizer = torch.optim.AdamW(trained(module), lr=0.0, fused=True)
 
-    if kind != TRAINING:
-        return forward_call
-    gradient = gradient_of(module, inputs, seed)
-    # It does all of its work and leaves the weights as they are, so that every contender has the same.
-    optimizer = torch.optim.AdamW(trained(module), lr=0.0, fused=True)
-
-    def training_call(contender: Contender) -> Call:
+    def call_of(contender: Contender) -> Call:
         model = contender.of(module)
 
         def step() -> None:
@@ -338,31 +287,9 @@ def caller_for(kind: str, module: nn.Module, inputs: Inputs, seed: int) -> Calla
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-        return Call(step, before)
+        return Call(step if kind == TRAINING else lambda: inputs.call(model), before)
 
-    return training_call
-
-
-def note_on_result(result: Any, expected: Tensor | None, precision: str) -> str:
-    """Why a contender is not to be timed: its result is not eager's. Two right results may differ by both errors."""
-    if expected is None or not isinstance(result, Tensor):
-        return ""
-    if result.shape != expected.shape:
-        return f"wrong: the result has shape {tuple(result.shape)}, and eager's has {tuple(expected.shape)}"
-    error = relative_error(result, expected)
-    return f"wrong: relative difference {error:.1e} to eager" if error > 2 * WRONG_ABOVE[precision] else ""
-
-
-def contenders_for(kind: str, precision: str, session: Session) -> list[Contender]:
-    """CUDA graphs are timed where a limit is about them, in forward passes of 16 bits: capturing takes long."""
-    has_graphs = kind == FORWARD and PRECISIONS[precision].dtype.itemsize == 2
-    own = contenders_of(session)
-    return [contender for contender in own if has_graphs or contender.mode != GRAPHS_MODE]
-
-
-def contenders_of(session: Session) -> list[Contender]:
-    """Those of the run."""
-    return [CONTENDERS[name] for name in session.contenders]
+    return call_of
 
 
 @dataclass(frozen=True)
@@ -386,6 +313,19 @@ class Subject:
         dtype = PRECISIONS[self.precision].dtype
         return self.model.inputs_on(module, batch, dtype, kind, session.device, session.seed)
 
+    def contenders(self, session: Session) -> list[Contender]:
+        """Those that are measured. CUDA graphs, whose capturing takes long, have the kernels of those without.
+
+        They are timed where a limit is about them: in forward passes of 16 bits.
+        """
+        has_graphs = self.kind == FORWARD and PRECISIONS[self.precision].dtype.itemsize == 2
+        own = [CONTENDERS[name] for name in session.contenders]
+        return [
+            contender
+            for contender in own
+            if (has_graphs or contender.mode != GRAPHS_MODE) and (contender.backend or self.kind != COMPILATION)
+        ]
+
     def prepare(self, session: Session) -> Turn | Figures:
         """What times a pass, or the figures of what is not timed in turns."""
         if self.kind == COMPILATION:
@@ -393,14 +333,27 @@ class Subject:
         return self.errors(session) if self.kind == ERRORS else self.passes(session)
 
     def errors(self, session: Session) -> Figures:
-        """Every contender's errors against fp64."""
-        module = self.build(session)
-
-        def inputs_for(kind: str) -> Inputs:
-            return self.inputs(module, session, kind, self.batch)
-
+        """Every contender's errors against fp64, in eval mode, so that no elements are dropped at random."""
+        module, seed = self.build(session), 1
+        wide, call = in_fp64(module)
+        inputs = self.inputs(module, session, FORWARD, self.batch)
+        exact = output_of(call, widened_inputs(inputs))
         is_trained = self.model.batches.training is not None
-        return errors_of(session, contenders_of(session), module, inputs_for, is_trained)
+        if is_trained:
+            learning = self.inputs(module, session, TRAINING, self.batch)
+            gradients = gradients_of(call, wide, widened_inputs(learning), seed)
+        del wide, call
+
+        def check(contender: Contender, entry: Figures) -> None:
+            entry["error"] = relative_error(output_of(contender.of(module), inputs), exact)
+            if is_trained:
+                found = gradients_of(contender.of(module), module, learning, seed)
+                entry["gradient_error"] = relative_error(found, gradients)
+
+        checked: Checked[None] = Checked(session)
+        for contender in self.contenders(session):
+            checked.add(contender.name, partial(check, contender))
+        return checked.figures({})
 
     def compilation(self, session: Session) -> Figures:
         """How long each compiler takes, and how many graphs it makes; `jobs` processes compile side by side."""
@@ -415,8 +368,7 @@ class Subject:
             count = 1 if self.is_small else COMPILATIONS
             entry["cold_s"] = min(cold_seconds(contender, module, inputs, session.clock) for _ in range(count))
 
-        # The modes with CUDA graphs compile the same.
-        for contender in (own for own in contenders_of(session) if own.backend and own.mode != GRAPHS_MODE):
+        for contender in self.contenders(session):
             checked.add(contender.name, partial(compile_with, contender))
         return {**checked.figures({}), **({"jobs": session.beside} if session.beside > 1 else {})}
 
@@ -424,8 +376,7 @@ class Subject:
         """Build the model, ask what cutfuse fuses, and compile and warm up every contender; calls are made alone."""
         module = self.build(session)
         inputs = self.inputs(module, session, self.kind, self.batch)
-        products, note = explained(module, inputs)
-        about: Figures = {"products": products, "fused": fused_of(products), **({"note": note} if note else {})}
+        about = explained(module, inputs)
         torch._dynamo.reset()  # Explaining is not to leave anything that a contender finds.
         with session.turns.alone():
             inputs.rewind(inputs)
@@ -444,10 +395,11 @@ class Subject:
             call = call_of(contender)
             call.before()
             result = call.run()
-            note = "" if contender == EAGER else note_on_result(result, expected, self.precision)
+            # Two right results may differ by both errors.
+            error = 0.0 if expected is None or contender == EAGER else relative_error(result, expected)
             del result
-            if note:
-                entry["note"] = note
+            if error > 2 * WRONG_ABOVE[self.precision]:
+                entry["note"] = f"wrong: relative difference {error:.1e} to eager"
                 return None
             with session.turns.alone():
                 host_us = warm_up(call, session.clock)
@@ -455,7 +407,7 @@ class Subject:
                 entry["without_graphs"] = counters["cudagraph_skips"]
             return call, host_us
 
-        for contender in contenders_for(self.kind, self.precision, session):
+        for contender in self.contenders(session):
             checked.add(contender.name, partial(start, contender))
             give_back(session.device)  # Cases that are prepared meanwhile share the device's memory.
 

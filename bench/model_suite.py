@@ -211,7 +211,7 @@ def notes(results: Results) -> list[str]:
 def derived(results: Results) -> Results:
     """The table of what was fused, which a summary keeps in place of every product."""
     has_products = any("products" in case for case in results["cases"])
-    return {"fusion": fusion_rows(results["cases"]) if has_products else results.get("fusion", [])}
+    return {"fusion": [*fusion_rows(results["cases"])] if has_products else results.get("fusion", [])}
 
 
 SUITE = Suite(
