@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import torch
 import cutfuse
 from bench.chains import DRAWS, HAND_WRITTEN, Chain, drawn_chain, operands_of
 from bench.contenders import LONGEST_WAIT_S, in_mode
-from bench.suite import Figures, Session, Turn
+from bench.suite import Figures
 from bench.timing import wait_for
 from bench.workloads import Shape, product_tensors
 
@@ -108,11 +107,6 @@ def run(count: int) -> Figures:
         if fewest < count:
             contenders[name] = {"note": f"failed: {fewest} of {count} chains ran specialized"}
     return {"contenders": contenders}
-
-
-def prepare(count: int, session: Session) -> Turn:
-    """What measures a case."""
-    return partial(run, count)
 
 
 if __name__ == "__main__":

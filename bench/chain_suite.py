@@ -122,29 +122,14 @@ def chains_of(seed: int) -> tuple[Chain, ...]:
     return (*HAND_WRITTEN, *drawn_chains(seed))
 
 
-class Balance:
-    """Chooses among candidates that whose features were chosen least, so that every stratum has its share."""
-
-    def __init__(self, generator: random.Random) -> None:
-        self.generator = generator
-        self.used: Counter[Hashable] = Counter()
-
-    def choose(self, candidates: Sequence[Any], features_of: Callable[[Any], Sequence[Hashable]]) -> Any:
-        """One of the candidates; at random where several are alike."""
-        order = self.generator.sample(range(len(candidates)), len(candidates))
-        best = min(order, key=lambda place: sum(self.used[feature] for feature in features_of(candidates[place])))
-        self.used.update(features_of(candidates[best]))
-        return candidates[best]
-
-
 def drawn_pairs(
     shapes: Sequence[Shape], quotas: dict[str, int], chains: Sequence[Chain], generator: random.Random
 ) -> Iterator[tuple[Shape, str, Chain]]:
     """Shapes, precisions and chains: each of the first two together `quotas` times, with other chains.
 
-    Every beginning of the sequence is spread as evenly as it can be.
+    Of those the one is taken whose features were chosen least: every beginning of the sequence is spread evenly.
     """
-    balance = Balance(generator)
+    used: Counter[Hashable] = Counter()  # of each feature, how many were chosen
     taken: set[tuple[Shape, str, str]] = set()
     for turn in range(max(quotas.values())):
         pairs = [(shape, precision) for precision, quota in quotas.items() if turn < quota for shape in shapes]
@@ -163,7 +148,9 @@ def drawn_pairs(
                 return [*spread, *((chain.name, again) for again in range(len(spread))), (shape, chain.name)]
 
             free = [chain for chain in chains if (shape, precision, chain.name) not in taken]
-            chain = balance.choose(free, features)
+            order = generator.sample(range(len(free)), len(free))  # at random where several are alike
+            chain = free[min(order, key=lambda place: sum(used[feature] for feature in features(free[place])))]
+            used.update(features(chain))
             taken.add((shape, precision, chain.name))
             yield shape, precision, chain
 
@@ -216,8 +203,8 @@ def all_cases(small: bool, quick: bool, seed: int) -> tuple[Case, ...]:
         for shape in MEMORY_SHAPES:
             cases.append(memory_case((MEMORY, STACK, dimensions(shape), "bf16"), partial(stack_steps, shape)))
         for variant, count in ((ONE_CHAIN, 1), (MODEL, MODEL_CHAINS)):
-            prepare: Any = partial(chain_start.prepare, count)
-            cases.append(Case(START, variant, dimensions(chain_start.SHAPE), "bf16", prepare, seconds=START_S))
+            key = (START, variant, dimensions(chain_start.SHAPE), "bf16")
+            cases.append(Case(*key, lambda _, count=count: partial(chain_start.run, count), seconds=START_S))
     return tuple(cases)
 
 
@@ -253,11 +240,6 @@ def over_product_and_operands(name: str, case: Figures) -> float | None:
     return quotient(figure_of(case, SPECIALIZED), bound)
 
 
-def share_of_ceiling(case: Figures) -> float | None:
-    """The least time of the case's traffic over the specialized kernel's."""
-    return quotient(case.get("floor_us"), figure_of(case, SPECIALIZED))
-
-
 def goals_of_products() -> Iterator[Goal]:
     """The limits on chains behind products."""
     best, bound = "best torch.compile", "mm or the chain alone"
@@ -289,6 +271,10 @@ def goals_of_products() -> Iterator[Goal]:
 
 def other_goals() -> Iterator[Goal]:
     """The limits on what has no product, as shares of what memory allows; on training steps, memory and the start."""
+
+    def share_of_ceiling(case: Figures) -> float | None:
+        return quotient(case.get("floor_us"), figure_of(case, SPECIALIZED))
+
     for what, ceiling, chosen, limit in (
         (LIGHT.name, "copy", cases_with(group=STREAM, variant=LIGHT.name), 0.95),
         (f"{SPECIAL.name}, bf16", "copy", cases_with(group=STREAM, variant=SPECIAL.name), 0.80),

@@ -20,7 +20,7 @@ from bench.fit import PRODUCT, UNFUSED, Layer, Sample, Samples, is_kernel
 from bench.goals import MEAN, TARGET_DEVICE, WORST, cases_with
 from bench.launches import check_all, interleaved
 from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
-from bench.tables import MISSING, figure, microseconds, table_of, times_of
+from bench.tables import MISSING, microseconds, of, table_of, times_of
 from bench.timing import Effort
 from bench.workloads import Range, dimensions, drawn_shapes, random_tensor
 from cutfuse import native
@@ -128,11 +128,6 @@ def fastest(case: Figures) -> str:
     return min(own, key=lambda way: own[way]) if own else MISSING
 
 
-def time_of_fastest(case: Figures) -> str:
-    """Its time."""
-    return figure(case["contenders"].get(fastest(case)), "median_us", microseconds)
-
-
 def finish(results: Results) -> list[str]:
     """Write the samples and the table of the device; gives what the choice by it loses."""
     samples = samples_of(results)
@@ -152,7 +147,16 @@ SUITE = Suite(
         for measure, limit in ((MEAN, MEAN_AT_MOST), (WORST, WORST_AT_MOST))
     ),
     contenders=CONTENDERS,
-    tables=(table_of("Every layer", {"fastest": fastest, "its us": time_of_fastest, **times_of({UNFUSED: UNFUSED})}),),
+    tables=(
+        table_of(
+            "Every layer",
+            {
+                "fastest": fastest,
+                "its us": lambda case: of(fastest(case), "median_us", microseconds)(case),
+                **times_of({UNFUSED: UNFUSED}),
+            },
+        ),
+    ),
     about=(
         f"M of {ROWS.least} to {ROWS.most}, N and K of {SIZES.least} to {SIZES.most}, drawn by the seed; medians of "
         "single launches from a cold cache, all ways of a layer in turns.",

@@ -104,10 +104,8 @@ def goal(
 ) -> Goal:
     """A figure of `own` over the least of `rivals` is to be `at_most`, in one kind of cases."""
 
-    def covers(case: Figures) -> bool:
-        chosen = precision in ("", case["precision"]) and load in ("", case["load"]) and kind == case["variant"]
-        return chosen and not (name == GRADIENT_ERROR and case["group"] in UNTRAINED)
-
+    left_out = UNTRAINED if name == GRADIENT_ERROR else ()
+    covers = cases_with(lambda case: case["group"] not in left_out, variant=kind, precision=precision, load=load)
     graphs = "CUDA graphs" if own == CUTFUSE_GRAPHS else ""
     parts = (kind if kind in PASSES else "", precision, f"{load} batch" if load else "", graphs, FIGURES[name])
     what = ", ".join(part for part in parts if part)

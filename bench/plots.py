@@ -206,12 +206,19 @@ def drawn(panels: Sequence[Panel], *headings: str) -> Figure | None:
     return figure
 
 
-def plotted(panels_of: Callable[[Results], Iterable[Panel]]) -> Draw:
-    """The plot of what gives panels, under what was run where."""
-    return lambda results: drawn([*panels_of(results)], heading(results))
+PLOTS: dict[str, Draw] = {}
 
 
-@plotted
+def plotted(name: str) -> Callable[[Callable[[Results], Iterable[Panel]]], Draw]:
+    """The plot of a name is of the panels that a function gives, under what was run where."""
+
+    def add(panels_of: Callable[[Results], Iterable[Panel]]) -> Draw:
+        return PLOTS.setdefault(name, lambda results: drawn([*panels_of(results)], heading(results)))
+
+    return add
+
+
+@plotted("reference")
 def reference(results: Results) -> Iterator[Panel]:
     """Every contender's time over the floor that the card's measured ceilings give, or over eager's."""
     labels = {name: own.label for name, own in contenders.CONTENDERS.items()}
@@ -230,7 +237,7 @@ def reference(results: Results) -> Iterator[Panel]:
         yield from dots_panels(rows, labels, f"{precision}: time / {over_what}, and cutfuse's time")
 
 
-@plotted
+@plotted("models")
 def models(results: Results) -> Iterator[Panel]:
     """The goals, and each model's times over PyTorch's: a dot for the GPU's, and a ring for the wall clock's."""
     yield from goal_panels(results)
@@ -252,7 +259,7 @@ def models(results: Results) -> Iterator[Panel]:
             yield from dots_panels(rows, labels, title)
 
 
-@plotted
+@plotted("chains")
 def chains(results: Results) -> Iterator[Panel]:
     """The goals, and products from small to large."""
     points: dict[str, list[tuple[float, float]]] = {precision: [] for precision in PRECISIONS}
@@ -268,7 +275,7 @@ def chains(results: Results) -> Iterator[Panel]:
     yield from points_panels(points, title, "GFLOP of the product", "")
 
 
-@plotted
+@plotted("host")
 def host(results: Results) -> Iterator[Panel]:
     """The goals, and fp32 calls from small to large."""
     points: dict[str, list[tuple[float, float]]] = {}
@@ -295,7 +302,7 @@ def head_points(results: Results, head: str, name: str, unit: float) -> dict[str
     return found
 
 
-@plotted
+@plotted("head")
 def head(results: Results) -> Iterator[Panel]:
     """The goals, and time and memory of a training step against tokens."""
     yield from goal_panels(results)
@@ -305,7 +312,7 @@ def head(results: Results) -> Iterator[Panel]:
             yield from points_panels(points, f"{own.name}: a training step", "tokens", unit, ".-")
 
 
-@plotted
+@plotted("error-and-time")
 def error_and_time(results: Results) -> Iterator[Panel]:
     """The error of one product against its time, for every precision."""
     for case in (case for case in results["cases"] if case["group"] == accuracy_suite.TRADE_OFF):
@@ -347,7 +354,7 @@ def draw_grid(axes: Axes, found: Mapping[tuple[int, str], tuple[float, bool]], t
     axes.tick_params(length=0)
 
 
-@plotted
+@plotted("fp32")
 def fp32(results: Results) -> Iterator[Panel]:
     """The goals, and a heat map of every grid."""
     yield from goal_panels(results)
@@ -368,16 +375,7 @@ def gains(_: Results) -> Figure | None:
     return drawn([bars_panel(bars, title)], *(heading(committed(suite)) for suite in readme.SUITES))
 
 
-PLOTS: dict[str, Draw] = {
-    "reference": reference,
-    "fp32": fp32,
-    "error-and-time": error_and_time,
-    "chains": chains,
-    "host": host,
-    "head": head,
-    "models": models,
-    "gains": gains,
-}
+PLOTS["gains"] = gains
 
 
 def theme(ink: str) -> dict[str, Any]:
@@ -405,13 +403,9 @@ def render(draw: Draw, results: Results, ink: str) -> str:
             raise ValueError(f"the results of {results['suite']} have nothing to draw")
         written = io.StringIO()
         figure.savefig(written, format="svg", metadata={"Date": None})
-    return compact(written.getvalue())
-
-
-def compact(svg: str) -> str:
-    """The same drawing in fewer characters: two decimals, and no comments."""
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), svg)  # not the text between tags
+    # The same drawing in fewer characters: two decimals but in the text between tags, and no comments.
+    svg = re.sub(r"<!--.*?-->", "", written.getvalue(), flags=re.DOTALL)
+    svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), svg)
     return "\n".join(line.strip() for line in svg.splitlines() if line.strip()) + "\n"
 
 

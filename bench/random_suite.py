@@ -29,7 +29,7 @@ from bench.host_suite import (
     workload_of,
 )
 from bench.suite import Case, Figures, Goal, Session, Suite
-from bench.timing import IN_A_ROW, TURNS, Launch, wait_for
+from bench.timing import IN_A_ROW, TURNS, Launch, spread_of_turns, wait_for
 from bench.workloads import (
     Function,
     Range,
@@ -176,14 +176,8 @@ def time_new(layer: Layer, precision: str, session: Session) -> Figures:
         return 1e6 * (issued - began) / count, 1e6 * (time.perf_counter() - began) / count
 
     def figures_of(rounds: list[tuple[float, float]]) -> Figures:
-        host, whole = (sorted(column) for column in zip(*rounds, strict=True))
-        tenth = len(whole) // 10
-        return {
-            "median_us": statistics.median(whole),
-            "p10_us": whole[tenth],
-            "p90_us": whole[-1 - tenth],
-            "issued_us": statistics.median(host),
-        }
+        host, whole = zip(*rounds, strict=True)
+        return {**spread_of_turns(whole), "issued_us": statistics.median(host)}
 
     eager, fused = partial(layer.eager, *tensors), partial(layer.fused, *tensors)
     exact = layer.eager(*(tensor.double() for tensor in tensors))
