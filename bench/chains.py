@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from bench.contenders import COMPILE, POINTWISE, PRODUCT, in_mode
+from bench.launches import COMPILE, POINTWISE, PRODUCT, in_mode
 from bench.workloads import (
     PRECISIONS,
     REDUCTIONS,

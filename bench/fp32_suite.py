@@ -16,9 +16,8 @@ from torch import Tensor
 import cutfuse
 from bench.accuracy_suite import TRADE_OFF, trade_off_case, trade_off_table
 from bench.chains import training
-from bench.contenders import AUTOTUNE, COMPILE, CONTENDERS, EAGER, FUSED, KEPT, MM, slow_compilers
 from bench.goals import MEAN, WORST, figure_of
-from bench.launches import launch_case
+from bench.launches import AUTOTUNE, COMPILE, CONTENDERS, EAGER, FUSED, KEPT, MM, launch_case, slow_compilers
 from bench.reference import MODELS, product_work
 from bench.suite import Case, Figures, Goal, Results, Suite
 from bench.tables import MISSING, error, of, table_of, times_of

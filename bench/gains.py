@@ -13,10 +13,10 @@ from functools import partial
 
 from bench import host_suite
 from bench.chain_suite import LINEAR, SIXTEEN_BITS
-from bench.contenders import COMPILERS, EAGER, FUSED, MM, SPECIALIZED
 from bench.fp32_suite import PRODUCT
 from bench.goals import Chosen, Value, cases_with, over
 from bench.host_suite import over_pytorch
+from bench.launches import COMPILERS, EAGER, FUSED, MM, SPECIALIZED
 from bench.model_run import CUTFUSE, FASTER
 from bench.model_suite import GPU, PRECISIONS
 from bench.model_suite import over as over_all

@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from bench.contenders import COMPILE, CONTENDERS, EAGER, FUSED
 from bench.goals import MEAN, WORST, cases_with, over, share_of_error, value_of
-from bench.launches import launch_case
+from bench.launches import COMPILE, CONTENDERS, EAGER, FUSED, launch_case
 from bench.suite import Case, Figures, Goal, Results, Suite
 from bench.tables import Table, error, microseconds, of, ratio_of, table_of
 from bench.timing import Effort

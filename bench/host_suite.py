@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import cutfuse
-from bench.contenders import FUSED, PYTORCH
 from bench.goals import MEAN, WORST, cases_with, over
-from bench.launches import launch_case
+from bench.launches import FUSED, PYTORCH, launch_case
 from bench.suite import Case, Goal, Suite
 from bench.tables import ratio_of, table_of, times_of
 from bench.timing import HOST, TURNS, WHOLE, Effort

@@ -12,9 +12,8 @@ from torch import Tensor
 
 import cutfuse
 from bench.chains import training
-from bench.contenders import COMPILE, CONTENDERS, EAGER, FUSED, slow_compilers
 from bench.goals import MEAN, cases_with, over
-from bench.launches import Steps, launch_case, memory_case
+from bench.launches import COMPILE, CONTENDERS, EAGER, FUSED, Steps, launch_case, memory_case, slow_compilers
 from bench.suite import Case, Goal, Suite
 from bench.tables import of, ratio_of, table_of, times_of
 from bench.workloads import Range, Reference, Shape, Workload, dimensions, drawn_shapes, random_tensor

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
 
-from bench import accuracy_suite, chain_suite, contenders, fp32_suite, head_suite, host_suite, model_run
+from bench import accuracy_suite, chain_suite, fp32_suite, head_suite, host_suite, launches, model_run
 from bench import gains as readme
 from bench.goals import Line, figure_of, lines_of
 from bench.model_suite import FULL_BATCH, GPU, SMALL_BATCH, WALL, over
@@ -221,7 +221,7 @@ def plotted(name: str) -> Callable[[Callable[[Results], Iterable[Panel]]], Draw]
 @plotted("reference")
 def reference(results: Results) -> Iterator[Panel]:
     """Every contender's time over the floor that the card's measured ceilings give, or over eager's."""
-    labels = {name: own.label for name, own in contenders.CONTENDERS.items()}
+    labels = {name: own.label for name, own in launches.CONTENDERS.items()}
     for precision in PRECISIONS:
         rows: dict[str, list[Dot]] = {}
         over_what = "eager"
@@ -231,7 +231,7 @@ def reference(results: Results) -> Iterator[Panel]:
             if case["precision"] == precision and base:
                 over_what = "the floor" if case.get("floor_us") else "eager"
                 rows[f"{case['group']} {case['shape']}"] = [
-                    Dot(time / base, name, text=duration(time) if name == contenders.FUSED else "")
+                    Dot(time / base, name, text=duration(time) if name == launches.FUSED else "")
                     for name, time in times.items()
                 ]
         yield from dots_panels(rows, labels, f"{precision}: time / {over_what}, and cutfuse's time")
@@ -280,7 +280,7 @@ def host(results: Results) -> Iterator[Panel]:
     """The goals, and fp32 calls from small to large."""
     points: dict[str, list[tuple[float, float]]] = {}
     for case in results["cases"]:
-        value, time = host_suite.over_pytorch(case), figure_of(case, contenders.PYTORCH)
+        value, time = host_suite.over_pytorch(case), figure_of(case, launches.PYTORCH)
         drawn = (host_suite.DRAWN_GELU.name, host_suite.DRAWN_BARE.name)
         if case["group"] in drawn and value is not None and time is not None:
             points.setdefault(case["group"], []).append((time, value))
@@ -293,7 +293,7 @@ def head_points(results: Results, head: str, name: str, unit: float) -> dict[str
     """A figure of each contender's training steps of a head, by tokens."""
     found: dict[str, Points] = {}
     for contender in head_suite.NAMES:
-        found[contenders.CONTENDERS[contender].label] = [
+        found[launches.CONTENDERS[contender].label] = [
             (case["tokens"], value / unit)
             for case in results["cases"]
             if (case["group"], case["variant"]) == (head, head_suite.TRAINING)

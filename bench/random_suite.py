@@ -16,7 +16,6 @@ from torch import Tensor
 
 import cutfuse
 from bench.chains import COLUMN, DRAWS, FULL, ROW, SCALAR, Chain, Operand, drawn_chain
-from bench.contenders import FUSED, PYTORCH
 from bench.goals import MEAN, WORST, cases_with, over, value_of
 from bench.host_suite import (
     EFFORT,
@@ -28,6 +27,7 @@ from bench.host_suite import (
     over_pytorch,
     workload_of,
 )
+from bench.launches import FUSED, PYTORCH
 from bench.suite import Case, Figures, Goal, Session, Suite
 from bench.timing import IN_A_ROW, TURNS, Launch, spread_of_turns, wait_for
 from bench.workloads import (

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 import cutfuse
-from bench.contenders import COMPILERS, CONTENDERS, EAGER, FUSED, MM, slow_compilers
 from bench.goals import cases_with, over, share_of_error
-from bench.launches import launch_case
+from bench.launches import COMPILERS, CONTENDERS, EAGER, FUSED, MM, launch_case, slow_compilers
 from bench.suite import Case, Goal, Suite
 from bench.tables import error, microseconds, of, ratio_of, table_of, times_of
 from bench.workloads import Reference, Shape, Work, Workload, dimensions, element_size, product_rows, random_tensor

@@ -16,8 +16,8 @@ from bench_runs import COMMIT, measured, run, session_of
 import cutfuse
 from bench import SUITES, chain_suite, launches, machine, reference, report, results, runner, tables
 from bench.__main__ import RAW, default_words, main, parse, results_path
-from bench.contenders import CONTENDERS
 from bench.goals import TARGET_DEVICE
+from bench.launches import CONTENDERS
 from bench.suite import Case, Session, shard_of, suite_of, title_of
 from bench.workloads import CEILINGS, Run, Work, Workload, ceilings_for, floor_us, note_wrong
 

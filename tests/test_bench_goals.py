@@ -11,7 +11,6 @@ import pytest
 from bench_runs import results_of
 
 from bench import SUITES, accuracy_suite, chain_suite, fp32_suite, gains, model_suite, report, results
-from bench.contenders import FUSED, KEPT, SPECIALIZED
 from bench.goals import (
     INCOMPLETE,
     MEAN,
@@ -24,6 +23,7 @@ from bench.goals import (
     lines_of,
     share_of_error,
 )
+from bench.launches import FUSED, KEPT, SPECIALIZED
 from bench.suite import Figures, Goal, suite_of
 
 COMMITTED = sorted((Path(__file__).resolve().parents[1] / "bench" / "results").glob("*.json"))

@@ -12,12 +12,11 @@ import torch
 from bench_runs import CPU, measured, parts_of
 
 import cutfuse
-from bench import chain_start, chains
+from bench import chain_suite, chains
 from bench.chain_suite import MODEL, MODEL_CHAINS, ONE_CHAIN, START, all_cases, chains_of
 from bench.chains import LIGHT_ALONE
-from bench.contenders import CONTENDERS, INTERPRETED, POINTWISE, PRODUCT, SPECIALIZED
 from bench.goals import TARGET_DEVICE
-from bench.launches import poison, worst_line_error
+from bench.launches import CONTENDERS, INTERPRETED, POINTWISE, PRODUCT, SPECIALIZED, poison, worst_line_error
 from bench.suite import Case
 from bench.workloads import Reference, ceilings_for, floor_us
 
@@ -172,9 +171,9 @@ def test_the_least_time_is_that_of_the_ceilings() -> None:
 
 @pytest.fixture
 def small_start() -> Iterator[Any]:
-    """`measure` of a small product."""
+    """`measure_start` of a small product."""
     with torch.no_grad():
-        yield lambda count: chain_start.measure(count, (4, 24, 16), CPU)
+        yield lambda count: chain_suite.measure_start(count, (4, 24, 16), CPU)
 
 
 def test_one_chain_waits_in_its_call_and_many_in_the_background(small_start: Any, modes: Modes) -> None:
@@ -188,7 +187,7 @@ def test_one_chain_waits_in_its_call_and_many_in_the_background(small_start: Any
 
 
 def test_chains_of_the_start_are_different_ones() -> None:
-    chains = chain_start.new_chains(MODEL_CHAINS)
+    chains = chain_suite.new_chains(MODEL_CHAINS)
     assert len({chain.lines for chain in chains}) == MODEL_CHAINS
     assert (chains[0].ops, chains[0].reduce) == (6, None)
     assert min(chain.ops for chain in chains) == 3
@@ -213,7 +212,7 @@ def start_case(variant: str) -> Case:
 
 
 def test_processes_begin_without_a_cache_and_the_second_finds_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_start, "command", lambda count: [sys.executable, "-c", SCRIPT, str(count)])
+    monkeypatch.setattr(chain_suite, "start_command", lambda count: [sys.executable, "-c", SCRIPT, str(count)])
     found = measured(start_case(ONE_CHAIN))["contenders"]
     assert {name: entry["wait_s"] for name, entry in found.items()} == {"cold": 0.4, "second process": 0.01}
     found = measured(start_case(MODEL))["contenders"]
@@ -221,14 +220,14 @@ def test_processes_begin_without_a_cache_and_the_second_finds_one(monkeypatch: p
 
 
 def test_chains_that_are_left_to_the_interpreter_are_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_start, "command", lambda count: [sys.executable, "-c", SCRIPT, str(count - 1)])
+    monkeypatch.setattr(chain_suite, "start_command", lambda count: [sys.executable, "-c", SCRIPT, str(count - 1)])
     found = measured(start_case(MODEL))["contenders"]
     assert found == {"cold": {"note": "failed: 29 of 30 chains ran specialized"}}
 
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="ended with 3: no device"):
-        chain_start.run_process(
+        chain_suite.run_process(
             [sys.executable, "-c", "import sys; print('no device', file=sys.stderr); sys.exit(3)"], tmp_path
         )
-    assert chain_start.command(30)[1:] == ["-m", "bench.chain_start", "30"]
+    assert chain_suite.start_command(30)[1:] == ["-m", "bench.chain_suite", "30"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import cutfuse
 from bench import fp32_suite as suite
-from bench.contenders import CONTENDERS, FUSED, KEPT
+from bench.launches import CONTENDERS, FUSED, KEPT
 from bench.workloads import WRONG_ABOVE, Reference, Run, Workload, relative_error
 from cutfuse.precision import product_mode
 
