@@ -17,8 +17,7 @@ from bench.fp32_suite import PRODUCT
 from bench.goals import Chosen, Value, cases_with, over
 from bench.host_suite import over_pytorch
 from bench.launches import COMPILERS, EAGER, FUSED, MM, SPECIALIZED
-from bench.model_run import CUTFUSE, FASTER
-from bench.model_suite import GPU, PRECISIONS
+from bench.model_suite import CUTFUSE, FASTER, GPU, PRECISIONS
 from bench.model_suite import over as over_all
 from bench.model_zoo import FORWARD, TRAINING
 from bench.results import committed

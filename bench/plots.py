@@ -22,12 +22,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
 
-from bench import accuracy_suite, chain_suite, fp32_suite, head_suite, host_suite, launches, model_run
+from bench import accuracy_suite, chain_suite, fp32_suite, head_suite, host_suite, launches, model_suite
 from bench import gains as readme
-from bench.goals import Line, figure_of, lines_of
+from bench.goals import Line, figure_of, heading, lines_of, value_text
 from bench.model_suite import FULL_BATCH, GPU, SMALL_BATCH, WALL, over
 from bench.model_zoo import FORWARD, TRAINING
-from bench.report import heading, value_text
 from bench.results import committed, committed_suites
 from bench.suite import Results, suite_of
 from bench.tables import duration, error, ratio
@@ -241,7 +240,7 @@ def reference(results: Results) -> Iterator[Panel]:
 def models(results: Results) -> Iterator[Panel]:
     """The goals, and each model's times over PyTorch's: a dot for the GPU's, and a ring for the wall clock's."""
     yield from goal_panels(results)
-    labels = {name: own.label for name, own in model_run.CONTENDERS.items()}
+    labels = {name: own.label for name, own in model_suite.CONTENDERS.items()}
     for kind, load in ((FORWARD, SMALL_BATCH), (FORWARD, FULL_BATCH), (TRAINING, FULL_BATCH)):
         for precision in ("bf16", "fp32"):
             key = (kind, load, precision)
@@ -249,9 +248,9 @@ def models(results: Results) -> Iterator[Panel]:
             rows = {
                 f"{case['group']}, {case['shape']}": [
                     Dot(value, name, is_filled=figure == GPU)
-                    for name, own in model_run.CONTENDERS.items()
+                    for name, own in model_suite.CONTENDERS.items()
                     for figure in (GPU, WALL)
-                    if (value := over(own, model_run.FASTER, figure, case)) is not None
+                    if (value := over(own, model_suite.FASTER, figure, case)) is not None
                 ]
                 for case in cases
             }

@@ -14,7 +14,7 @@ import torch
 from bench_runs import COMMIT, measured, run, session_of
 
 import cutfuse
-from bench import SUITES, chain_suite, launches, machine, reference, report, results, runner, tables
+from bench import SUITES, chain_suite, goals, launches, machine, reference, results, runner, tables
 from bench.__main__ import RAW, default_words, main, parse, results_path
 from bench.goals import TARGET_DEVICE
 from bench.launches import CONTENDERS
@@ -54,10 +54,10 @@ def test_suite_measures_reports_and_draws(suite: str, tmp_path: Path, capsys: py
     path = tmp_path / "run.json"
     assert main(["report", str(path), "--markdown"]) == 0
     printed = capsys.readouterr().out
-    assert all(table.markdown() in printed for table in report.tables_of(results.load(path)) if table.rows)
+    assert all(table.markdown() in printed for table in goals.tables_of(results.load(path)) if table.rows)
     assert main(["summarise", str(path), "--output", str(tmp_path / "results")]) == 0
     summary = results.load(tmp_path / "results" / "run.json")
-    assert report.as_markdown(summary, is_short=True) == report.as_markdown(results.load(path), is_short=True)
+    assert goals.as_markdown(summary, is_short=True) == goals.as_markdown(results.load(path), is_short=True)
     assert (tmp_path / "results" / "run.json").stat().st_size < path.stat().st_size
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from bench_runs import LaunchClock, results_of, run, session_of
 
-from bench import fit, report
+from bench import fit, goals
 from bench.__main__ import main
 from bench.fit import PRODUCT, SAMPLES, UNFUSED, Fit, Layer, Sample, Samples, choices, held_out_tables
 from bench.goals import lines_of
@@ -168,7 +168,7 @@ def test_a_run_writes_the_samples_and_the_table_which_a_refit_writes_again(
     assert main(["refit"]) == 0
     assert table.read_text(encoding="utf-8") == text
     assert "held-out layers" in capsys.readouterr().out
-    assert report.tables_of(results)[1].columns["fastest"][3] == UNFUSED
+    assert goals.tables_of(results)[1].columns["fastest"][3] == UNFUSED
 
 
 def test_the_goals_are_of_the_way_that_the_table_chooses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,9 @@ from bench_runs import CPU, measured, results_of
 from torch import Tensor
 
 from bench import head_suite as suite
-from bench.goals import MEAN, MET, MISSED, lines_of
+from bench.goals import MEAN, MET, MISSED, lines_of, tables_of
 from bench.head_suite import FORWARD, HEADS, LARGE, LIGER, LOSSES, TRAINING, Head, head_cases
 from bench.launches import COMPILE, EAGER, FUSED
-from bench.report import tables_of
 from bench.suite import Case, Figures
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,11 +15,22 @@ from bench_runs import LaunchClock, run, session_of
 from torch import Tensor, nn
 
 import cutfuse
-from bench import model_run, model_suite, timing
-from bench.model_run import COMPILE, CONTENDERS, CUTFUSE, EAGER, ERRORS, Subject, explained, fusion_rows, product_rows
-from bench.model_suite import PASSES, all_cases
+from bench import model_suite, timing
+from bench.goals import tables_of
+from bench.model_suite import (
+    COMPILE,
+    CONTENDERS,
+    CUTFUSE,
+    EAGER,
+    ERRORS,
+    PASSES,
+    Subject,
+    all_cases,
+    explained,
+    fusion_rows,
+    product_rows,
+)
 from bench.model_zoo import MODELS, TRAINING, Batches, Inputs, Model
-from bench.report import tables_of
 from bench.results import load
 from bench.suite import Case
 
@@ -163,7 +174,7 @@ def test_the_reference_is_in_fp64_throughout() -> None:
     torch.manual_seed(0)
     module = NormInFp32()
     x = torch.randn(4, 16, dtype=torch.float64)
-    wide, call = model_run.in_fp64(module)
+    wide, call = model_suite.in_fp64(module)
     z = wide.layer(x)
     torch.testing.assert_close(call(x), torch.softmax(z, -1) + z.square() + z, rtol=1e-14, atol=1e-14)
 
@@ -212,16 +223,16 @@ def test_the_optimizer_of_a_training_step_leaves_the_weights() -> None:
     module = nn.Linear(4, 3)
     before = [parameter.clone() for parameter in module.parameters()]
     inputs = Inputs((torch.ones(2, 4),))
-    gradient = model_run.gradient_of(module, inputs, seed=0)
+    gradient = model_suite.gradient_of(module, inputs, seed=0)
     assert gradient is not None
     assert gradient.shape == (2, 3)
-    call = model_run.caller_for(TRAINING, module, inputs, seed=0)(EAGER)
+    call = model_suite.caller_for(TRAINING, module, inputs, seed=0)(EAGER)
     call.before()
     call.run()
     assert all(parameter.grad is None for parameter in module.parameters())
     assert all(torch.equal(*pair) for pair in zip(module.parameters(), before, strict=True))
     loss = Inputs((torch.ones(2, 4),), tensor=lambda result: result.sum())
-    assert model_run.gradient_of(module, loss, seed=0) is None
+    assert model_suite.gradient_of(module, loss, seed=0) is None
 
 
 @pytest.mark.usefixtures("stand_ins", "one_thread")
