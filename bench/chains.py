@@ -26,7 +26,6 @@ from bench.workloads import (
     PRECISIONS,
     REDUCTIONS,
     Function,
-    Reference,
     Run,
     Shape,
     Workload,
@@ -34,10 +33,8 @@ from bench.workloads import (
     fused_linear_gelu,
     linear_gelu,
     product_reference,
-    product_rows,
     product_tensors,
     random_tensor,
-    rows_of,
     training_step,
     training_tensors,
 )
@@ -292,13 +289,6 @@ def finished(chain: Chain, y: Tensor) -> Tensor:
     return y if chain.reduce is None else REDUCTIONS[chain.reduce](y, -1)
 
 
-def pointwise_reference(chain: Chain, z: Tensor, operands: Sequence[Tensor]) -> Reference:
-    """The chain's function of z and its operands, in fp64."""
-    return Reference(
-        lambda start, stop: chain.function(*(rows_of(tensor, start, stop) for tensor in (z, *operands))), *z.shape
-    )
-
-
 def linear(shape: Shape, chain: Chain, precision: str, device: torch.device) -> Workload:
     """A product of `shape` (M, N, K) with the chain behind it; the weight is scaled so that z is about normal."""
     m, n, _ = shape
@@ -308,26 +298,23 @@ def linear(shape: Shape, chain: Chain, precision: str, device: torch.device) -> 
     def eager(x: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
         return finished(chain, chain.function(F.linear(x, weight), *operands))
 
-    def rows(start: int, stop: int) -> Tensor:
-        values = (rows_of(operand, start, stop) for operand in operands)
-        return finished(chain, chain.function(product_rows(x, weight, None, start, stop), *values))
-
     def fused(x: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
         return cutfuse.linear(x, weight, epilogue=chain.function, operands=operands, reduce=chain.reduce)
 
     def chain_alone() -> Run:
         z = torch.mm(x, weight.t())
         call = in_mode("now", lambda: cutfuse.pointwise(chain.function, z, *operands))
-        return Run(call, pointwise_reference(chain, z, operands))
+        return Run(call, exact_of(chain.function, (z, *operands)))
 
     def product_alone() -> Run:
         return Run(lambda: cutfuse.linear(x, weight), product_reference(x, weight))
 
+    tensors = (x, weight, *operands)
     return Workload(
-        arguments=(x, weight, *operands),
+        arguments=tensors,
         eager=eager,
         fused=fused,
-        exact=Reference(rows, m, max(weight.shape)),
+        exact=exact_of(eager, tensors),
         product=(x, weight),
         extras={POINTWISE: chain_alone, PRODUCT: product_alone},
     )
@@ -335,19 +322,14 @@ def linear(shape: Shape, chain: Chain, precision: str, device: torch.device) -> 
 
 def pointwise(shape: Shape, chain: Chain, precision: str, device: torch.device) -> Workload:
     """`cutfuse.pointwise` of the chain over x of `shape`."""
-    x = random_tensor(shape, precision, device, seed=1)
-    operands = operands_of(chain, *shape, precision, device)
-
-    def fused(*tensors: Tensor) -> Tensor:
-        return cutfuse.pointwise(chain.function, *tensors)
-
-    return Workload((x, *operands), chain.function, fused, pointwise_reference(chain, x, operands))
+    x, *operands = random_tensor(shape, precision, device, seed=1), *operands_of(chain, *shape, precision, device)
+    fused = partial(cutfuse.pointwise, chain.function)
+    return Workload((x, *operands), chain.function, fused, exact_of(chain.function, (x, *operands)))
 
 
 def reduction(shape: Shape, dim: int, op: str, chain: Chain, precision: str, device: torch.device) -> Workload:
     """`cutfuse.reduce` over a dimension of x with the chain before it."""
     x = random_tensor(shape, precision, device, seed=1)
-    kept = 1 - dim
 
     def eager(x: Tensor) -> Tensor:
         return REDUCTIONS[op](chain.function(x), dim)
@@ -355,10 +337,7 @@ def reduction(shape: Shape, dim: int, op: str, chain: Chain, precision: str, dev
     def fused(x: Tensor) -> Tensor:
         return cutfuse.reduce(x, dim, op, prologue=chain.function)
 
-    def kept_ones(start: int, stop: int) -> Tensor:
-        return eager(x.narrow(kept, start, stop - start).double())
-
-    return Workload((x,), eager, fused, Reference(kept_ones, shape[kept], shape[dim]))
+    return Workload((x,), eager, fused, exact_of(eager, (x,)))
 
 
 @torch.enable_grad()
@@ -373,18 +352,17 @@ def backward(shape: Shape, chain: Chain, precision: str, device: torch.device) -
     """The backward pass of `cutfuse.pointwise` of the chain, which has no operand."""
     x, arriving = (random_tensor(shape, precision, device, seed) for seed in (1, 2))
 
-    def fused(x: Tensor) -> Tensor:
-        return cutfuse.pointwise(chain.function, x)
+    fused = partial(cutfuse.pointwise, chain.function)
 
     def fused_in_mode(mode: str) -> Callable[[], Any]:
         call = in_mode(mode, lambda: gradient_call(fused, x, arriving))()
         return in_mode(mode, call)
 
-    def rows(start: int, stop: int) -> Tensor:
-        return gradient_call(chain.function, x[start:stop].double(), arriving[start:stop].double())()
+    def gradient(x: Tensor, arriving: Tensor) -> Tensor:
+        return gradient_call(chain.function, x, arriving)()
 
     eager = gradient_call(chain.function, x, arriving)
-    return Workload((), eager, fused, Reference(rows, *shape), in_mode=fused_in_mode)
+    return Workload((), eager, fused, exact_of(gradient, (x, arriving)), in_mode=fused_in_mode)
 
 
 def training(tensors: Sequence[Tensor], layer: Function, fused_layer: Function) -> Workload:

@@ -68,19 +68,14 @@ def gains() -> Iterator[Gain]:
         yield gain(name, "host", cases_with(group=group), over_pytorch)
 
 
-def verdict(gain: Gain) -> str:
-    """What a mean says."""
-    if gain.mean >= 1 + NOTHING:
-        return "faster"
-    return "slower" if gain.mean <= 1 - NOTHING else "nothing gained"
-
-
 def table() -> str:
     """Whom it helps, and whom not, best first."""
-    rows = [
-        f"| {gain.name} | **{gain.mean:.2f}** | {min(gain.times):.2f} to {max(gain.times):.2f} | {verdict(gain)} |"
-        for gain in sorted(gains(), key=lambda gain: -gain.mean)
-    ]
+    rows = []
+    for gain in sorted(gains(), key=lambda gain: -gain.mean):
+        verdict = "faster" if gain.mean > 1 else "slower"
+        verdict = verdict if abs(gain.mean - 1) >= NOTHING else "nothing gained"
+        spread = f"{min(gain.times):.2f} to {max(gain.times):.2f}"
+        rows.append(f"| {gain.name} | **{gain.mean:.2f}** | {spread} | {verdict} |")
     machine = committed("models")["machine"]
     return "\n".join(
         [

@@ -16,7 +16,7 @@ from bench.goals import MEAN, cases_with, over
 from bench.launches import COMPILE, CONTENDERS, EAGER, FUSED, Steps, launch_case, memory_case, slow_compilers
 from bench.suite import Case, Goal, Suite
 from bench.tables import of, ratio_of, table_of, times_of
-from bench.workloads import Range, Reference, Shape, Workload, dimensions, drawn_shapes, random_tensor
+from bench.workloads import Range, Shape, Workload, dimensions, drawn_shapes, exact_of, random_tensor
 
 FORWARD, TRAINING, MEMORY = "forward", "training step", "memory"
 PYTORCH = (EAGER, COMPILE)
@@ -81,13 +81,7 @@ class Kind:
         *tensors, grad = self.tensors(shape, device)
         if group == TRAINING:
             return training([*(tensor.requires_grad_() for tensor in tensors), grad], self.eager, self.fused)
-        _, *parameters = tensors
-
-        def rows(start: int, stop: int) -> Tensor:
-            return self.eager(tensors[0][start:stop].double(), *(tensor.double() for tensor in parameters))
-
-        exact = Reference(rows, shape[0], parameters[0].shape[0])
-        return Workload(tuple(tensors), self.eager, self.fused, exact)
+        return Workload(tuple(tensors), self.eager, self.fused, exact_of(self.eager, tensors))
 
     def cases(self, shape: Shape, variant: str, with_memory: bool) -> Iterator[Case]:
         """Forwards, in training and of its memory."""

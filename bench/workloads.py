@@ -132,11 +132,6 @@ REDUCTIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def rows_of(tensor: Tensor, start: int, stop: int) -> Tensor:
-    """Rows `start` to `stop` of a matrix in fp64; anything else broadcasts along the rows and stays whole."""
-    return (tensor[start:stop] if tensor.dim() == 2 else tensor).double()
-
-
 def product_rows(x: Tensor, weight: Tensor, bias: Tensor | None, start: int, stop: int) -> Tensor:
     """Rows `start` to `stop` of `x @ weight.T + bias` in fp64, with only a piece of the weight upcast at a time."""
     step = max(1, CHUNK_ELEMENTS // weight.shape[1])

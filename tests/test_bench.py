@@ -19,7 +19,7 @@ from bench.__main__ import RAW, default_words, main, parse, results_path
 from bench.goals import TARGET_DEVICE
 from bench.launches import CONTENDERS
 from bench.suite import Case, Session, shard_of, suite_of, title_of
-from bench.workloads import CEILINGS, Run, Work, Workload, ceilings_for, floor_us, note_wrong
+from bench.workloads import Run, Workload, ceilings_for, floor_us, note_wrong
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Of each suite but the models, whose test stands in for the compilers: a few cases, and their contenders.
@@ -403,12 +403,6 @@ def test_floors_of_the_reference_models_on_an_h200(model: str, precision: str, m
     (own,) = (found for found in reference.MODELS if found.name == model)
     floor = floor_us(own.least_work(False, precision), precision, ceilings_for(TARGET_DEVICE))
     assert floor == pytest.approx(microseconds, rel=0.01)
-
-
-def test_no_floor_without_measured_ceilings() -> None:
-    assert ceilings_for("some other card") is None
-    assert floor_us(Work(1, 1), "fp32", None) is None
-    assert CEILINGS[0].source
 
 
 def test_reference_models_are_all_measured() -> None:
