@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from bench.launches import COMPILE, POINTWISE, PRODUCT, in_mode
+from bench.launches import COMPILE, MODES, POINTWISE, PRODUCT, in_mode
 from bench.workloads import (
     PRECISIONS,
     REDUCTIONS,
@@ -354,15 +354,17 @@ def backward(shape: Shape, chain: Chain, precision: str, device: torch.device) -
 
     fused = partial(cutfuse.pointwise, chain.function)
 
-    def fused_in_mode(mode: str) -> Callable[[], Any]:
-        call = in_mode(mode, lambda: gradient_call(fused, x, arriving))()
-        return in_mode(mode, call)
-
     def gradient(x: Tensor, arriving: Tensor) -> Tensor:
         return gradient_call(chain.function, x, arriving)()
 
-    eager = gradient_call(chain.function, x, arriving)
-    return Workload((), eager, fused, exact_of(gradient, (x, arriving)), in_mode=fused_in_mode)
+    exact = exact_of(gradient, (x, arriving))
+
+    def run_in(mode: str) -> Run:
+        """The forward pass is in the mode too."""
+        return Run(in_mode(mode, in_mode(mode, gradient_call)(fused, x, arriving)), exact)
+
+    extras = {name: partial(run_in, mode) for name, mode in MODES.items()}
+    return Workload((), gradient_call(chain.function, x, arriving), fused, exact, extras=extras)
 
 
 def training(tensors: Sequence[Tensor], layer: Function, fused_layer: Function) -> Workload:

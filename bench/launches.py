@@ -48,7 +48,8 @@ FUSED, KEPT = "cutfuse", "cutfuse-kept"
 INTERPRETED, SPECIALIZED = "interpreted", "specialized"
 # What bounds a chain behind a product, where a target names it: the chain alone over z, and the product alone.
 POINTWISE, PRODUCT = "pointwise", "product"
-CUTFUSE = (FUSED, KEPT, INTERPRETED, SPECIALIZED)
+MODES = {INTERPRETED: "off", SPECIALIZED: "now"}  # of specialization
+CUTFUSE = (FUSED, KEPT, *MODES)
 COMPILERS = (COMPILE, AUTOTUNE)
 
 
@@ -94,8 +95,6 @@ def max_autotuned(workload: Workload) -> Run:
 
 def run_in_mode(mode: str, workload: Workload) -> Run:
     """cutfuse's call in a mode of specialization."""
-    if workload.in_mode:
-        return Run(workload.in_mode(mode), workload.exact)
     return Run(in_mode(mode, partial(workload.fused, *workload.arguments)), workload.exact)
 
 
@@ -135,8 +134,7 @@ CONTENDERS: dict[str, Contender] = {
         Contender(KEPT, "cutfuse, planes kept"),
         Contender("cutfuse-large", "cutfuse, logits kept"),
         Contender("compile-cutfuse", 'backend="cutfuse"'),
-        Contender(INTERPRETED, "interpreted", partial(run_in_mode, "off")),
-        Contender(SPECIALIZED, "specialized", partial(run_in_mode, "now")),
+        *(Contender(name, name, partial(run_in_mode, mode)) for name, mode in MODES.items()),
         Contender(POINTWISE, "pointwise alone"),
         Contender(PRODUCT, "product alone"),
     )
@@ -274,7 +272,7 @@ def check(
         note_errors(entry, errors_of(result, run.exact), precision)
         entry["rounding"] = rounding(parts_of(result)[0].dtype)
         del result
-        if "note" not in entry and contender.name in (INTERPRETED, SPECIALIZED):
+        if "note" not in entry and contender.name in MODES:
             poison(run.launch())
             note_wrong(entry, worst_line_error(run.launch(), run.exact), precision, "of a row or column")
     if contender.name in CUTFUSE and caught:

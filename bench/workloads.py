@@ -99,7 +99,6 @@ class Workload:
     """One case's tensors and calls. Every contender gets the same `arguments`.
 
     `eager` and `fused` are called with `arguments`; `explain` with nothing, and describes what `fused` runs.
-    `in_mode` gives cutfuse's call in a mode of `bench.specialized`, where that is more than `fused` in this mode.
     `product` holds x `[M, K]` and weight `[N, K]` where a bare `torch.mm` makes sense.
     `extras` make the calls of contenders that are the case's own, by their names; or None where there is none.
     """
@@ -110,7 +109,6 @@ class Workload:
     exact: Exact
     explain: Callable[[], Any] | None = None
     product: tuple[Tensor, Tensor] | None = None
-    in_mode: Callable[[str], Callable[[], Any]] | None = None
     extras: Mapping[str, Callable[[], Run | None]] = field(default_factory=dict)
 
 

@@ -148,7 +148,7 @@ def test_extra_contenders_are_the_chain_and_the_product_alone() -> None:
 def test_a_backward_pass_is_the_gradient_alone() -> None:
     workload = chains.backward((6, 20), LIGHT_ALONE, "fp32", CPU)
     with torch.no_grad():
-        found = [workload.in_mode("off")(), workload.in_mode("off")(), workload.eager()]
+        found = [*(workload.extras[name]().launch() for name in (INTERPRETED, SPECIALIZED)), workload.eager()]
     for gradient in found:
         torch.testing.assert_close(gradient.double(), workload.exact[0], rtol=1e-5, atol=1e-6)
 
