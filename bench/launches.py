@@ -252,75 +252,75 @@ def guarded(launch: Launch, entry: Figures) -> Launch:
     return run
 
 
-def check(
-    workload: Workload, precision: str, weighs: bool, session: Session, contender: Contender, entry: Figures
-) -> Launch | None:
-    """Run a contender once, which compiles it, and compare with fp64, cutfuse's chains again over memory of NaN.
+@dataclass(frozen=True)
+class Comparison:
+    """What the contenders of a case run, as `launch_case` has it."""
 
-    Gives its launch, if it has any; what cutfuse warns of is noted.
-    """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        before = time.perf_counter()
-        run = contender.run(workload)
-        if run is None:
-            return None
-        result = run.launch()
-        session.clock.wait()
-        if contender.name in COMPILERS:
-            entry["compile_s"] = time.perf_counter() - before
-        note_errors(entry, errors_of(result, run.exact), precision)
-        entry["rounding"] = rounding(parts_of(result)[0].dtype)
-        del result
-        if "note" not in entry and contender.name in MODES:
-            poison(run.launch())
-            note_wrong(entry, worst_line_error(run.launch(), run.exact), precision, "of a row or column")
-    if contender.name in CUTFUSE and caught:
-        entry["warned"] = str(caught[-1].message)[:200]
-    if run.explain and "note" not in entry:
-        entry["path"] = chosen_path(run.explain)
-    if not weighs:
-        return run.launch
-    cutfuse.wait(LONGEST_WAIT_S)
-    run.launch()
-    if session.device.type == "cuda":
-        weigh(entry, run.launch, Meter(session.device))
-    return guarded(run.launch, entry)
+    build: Callable[[torch.device], Workload]
+    precision: str
+    contenders: Sequence[str]
+    work: Work | None
+    effort: float
+    turn: str
+    weighs: bool
 
+    def check(self, workload: Workload, session: Session, contender: Contender, entry: Figures) -> Launch | None:
+        """Run a contender once, which compiles it, and compare with fp64, cutfuse's chains again over memory of NaN.
 
-def prepare(
-    build: Callable[[torch.device], Workload],
-    precision: str,
-    contenders: Sequence[str],
-    work: Work | None,
-    effort: float,
-    turn: str,
-    weighs: bool,
-    session: Session,
-) -> Turn:
-    """Build a case, and compile and check its contenders; what times them.
-
-    max-autotune chooses its kernels by timing them, so it is compiled in the turn in which the case is timed.
-    """
-    names = [name for name in contenders if name in session.contenders]
-    own = partial(check, build(session.device), precision, weighs, session)
-    checked: Checked[Launch] = Checked(session)
-    for name in names:
-        if name != AUTOTUNE:
-            checked.add(name, partial(own, CONTENDERS[name]))
-
-    def timed() -> Figures:
-        if AUTOTUNE in names:
-            checked.add(AUTOTUNE, partial(own, CONTENDERS[AUTOTUNE]))
-        # Until its epilogues are compiled a call interprets them, and their compiling slows every other call.
+        Gives its launch, if it has any; what cutfuse warns of is noted.
+        """
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            before = time.perf_counter()
+            run = contender.run(workload)
+            if run is None:
+                return None
+            result = run.launch()
+            session.clock.wait()
+            if contender.name in COMPILERS:
+                entry["compile_s"] = time.perf_counter() - before
+            note_errors(entry, errors_of(result, run.exact), self.precision)
+            entry["rounding"] = rounding(parts_of(result)[0].dtype)
+            del result
+            if "note" not in entry and contender.name in MODES:
+                poison(run.launch())
+                note_wrong(entry, worst_line_error(run.launch(), run.exact), self.precision, "of a row or column")
+        if contender.name in CUTFUSE and caught:
+            entry["warned"] = str(caught[-1].message)[:200]
+        if run.explain and "note" not in entry:
+            entry["path"] = chosen_path(run.explain)
+        if not self.weighs:
+            return run.launch
         cutfuse.wait(LONGEST_WAIT_S)
-        entries = interleaved(checked, effort, turn)["contenders"]
-        figures: Figures = {"contenders": {name: entries[name] for name in CONTENDERS if name in entries}}
-        if work is not None:
-            figures["floor_us"] = floor_us(work, precision, ceilings_for(device_name(session.device)))
-        return figures
+        run.launch()
+        if session.device.type == "cuda":
+            weigh(entry, run.launch, Meter(session.device))
+        return guarded(run.launch, entry)
 
-    return timed
+    def prepare(self, session: Session) -> Turn:
+        """Build a case, and compile and check its contenders; what times them.
+
+        max-autotune chooses its kernels by timing them, so it is compiled in the turn in which the case is timed.
+        """
+        names = [name for name in self.contenders if name in session.contenders]
+        check = partial(self.check, self.build(session.device), session)
+        checked: Checked[Launch] = Checked(session)
+        for name in names:
+            if name != AUTOTUNE:
+                checked.add(name, partial(check, CONTENDERS[name]))
+
+        def timed() -> Figures:
+            if AUTOTUNE in names:
+                checked.add(AUTOTUNE, partial(check, CONTENDERS[AUTOTUNE]))
+            # Until its epilogues are compiled a call interprets them, and their compiling slows every other call.
+            cutfuse.wait(LONGEST_WAIT_S)
+            entries = interleaved(checked, self.effort, self.turn)["contenders"]
+            figures: Figures = {"contenders": {name: entries[name] for name in CONTENDERS if name in entries}}
+            if self.work is not None:
+                figures["floor_us"] = floor_us(self.work, self.precision, ceilings_for(device_name(session.device)))
+            return figures
+
+        return timed
 
 
 def launch_case(
@@ -339,8 +339,8 @@ def launch_case(
     one that has none left is noted. about: the case's other fields.
     """
     seconds = CASE_S + sum(guess for name, guess in COMPILERS_S.items() if name in contenders)
-    own = partial(prepare, build, key[3], tuple(contenders), work, effort, turn, weighs)
-    return Case(*key, own, **{"seconds": seconds * effort, **about})
+    own = Comparison(build, key[3], tuple(contenders), work, effort, turn, weighs)
+    return Case(*key, own.prepare, **{"seconds": seconds * effort, **about})
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def test_the_least_time_is_that_of_the_ceilings() -> None:
     size = 2 * 8192 * 8192
 
     def floor(title: str, device: str = TARGET_DEVICE) -> float | None:
-        return floor_us(cases[title].prepare.args[3], "bf16", ceilings_for(device))  # type: ignore[attr-defined]
+        return floor_us(cases[title].prepare.__self__.work, "bf16", ceilings_for(device))  # type: ignore[attr-defined]
 
     assert floor("pointwise six Light ops 8192x8192 bf16") == pytest.approx(1e6 * 3 * size / 4.28e12)
     reduced = "reduce sum of dim 1 8192x8192 bf16"
