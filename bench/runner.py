@@ -61,14 +61,6 @@ def release(device: torch.device) -> None:
     give_back(device)
 
 
-def start_compiler(device: torch.device) -> None:
-    """Compile something small: the first compilation also starts the compiler's processes, which is no case's cost."""
-    try:
-        torch.compile(torch.nn.functional.softplus)(torch.ones(64, device=device))
-    except Exception as error:  # Without a C++ compiler, say: each case then shows it.
-        print(f"torch.compile does not work here: {one_line(error)}")
-
-
 def quick_compilers(device: torch.device) -> AbstractContextManager[object]:
     """On a CPU, Inductor calls PyTorch's operations meanwhile, where PyTorch has that setting.
 
@@ -112,17 +104,6 @@ class Plan:
         return [case for case in self.cases if key_of(case.as_dict()) not in done]
 
 
-def chosen_contenders(suite: Suite, names: str | None, is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
-    """Those that a comma-separated list names, or the suite's; exits for a name that there is not."""
-    if names is None:
-        return suite.chosen(is_cuda, is_quick)
-    wanted = [name.strip() for name in names.split(",")]
-    unknown = [name for name in wanted if name not in suite.contenders]
-    if unknown:
-        raise SystemExit(f"unknown contenders {', '.join(unknown)}; choose from {', '.join(suite.contenders)}")
-    return tuple(name for name in suite.contenders if name in wanted)
-
-
 def chosen_cases(suite: Suite, options: argparse.Namespace, is_small: bool) -> list[Case]:
     """The cases that the command line names by their titles and its shard; exits where there is none."""
     shard = re.fullmatch(r"(\d+)/(\d+)", options.shard or "1/1")
@@ -157,7 +138,13 @@ def plan(options: argparse.Namespace) -> Plan:
     effort = suite.quick_effort if options.quick or not is_cuda else suite.effort
     if options.rounds:
         effort = Effort(effort.seconds, options.rounds, options.rounds)
-    contenders = chosen_contenders(suite, options.contenders, is_cuda, options.quick)
+    contenders = suite.chosen(is_cuda, options.quick)
+    if options.contenders is not None:
+        wanted = [name.strip() for name in options.contenders.split(",")]
+        unknown = [name for name in wanted if name not in suite.contenders]
+        if unknown:
+            raise SystemExit(f"unknown contenders {', '.join(unknown)}; choose from {', '.join(suite.contenders)}")
+        contenders = tuple(name for name in suite.contenders if name in wanted)
     content: Results = {
         "schema": results.SCHEMA,
         "suite": suite.name,
@@ -219,7 +206,11 @@ def run_cases(plan: Plan, options: argparse.Namespace, path: Path) -> None:
         processors = len(os.sched_getaffinity(0))  # fewer than the machine's where several runs share it
         torch._inductor.config.compile_threads = max(1, processors // options.beside)
     if plan.suite.compiles and session.device.type == "cuda":
-        start_compiler(session.device)
+        # Something small: the first compilation also starts the compiler's processes, which is no case's cost.
+        try:
+            torch.compile(torch.nn.functional.softplus)(torch.ones(64, device=session.device))
+        except Exception as error:  # Without a C++ compiler, say: each case then shows it.
+            print(f"torch.compile does not work here: {one_line(error)}")
     for place, case in enumerate(cases, start=1):
         if not plan.budget.fits(case):
             plan.results["left_out"].append(case.title)

@@ -176,18 +176,24 @@ def test_a_failing_contender_leaves_the_others() -> None:
     }
 
 
-def test_a_case_is_timed_once_its_epilogues_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("suite", "filters", "name"),
+    [("reference", ONE, "interleave"), ("host", ("--filter", "sum over", "--filter", "bf16"), "time_in_turns")],
+)
+def test_a_case_is_timed_in_its_suites_way_once_its_epilogues_are_compiled(
+    suite: str, filters: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order: list[str] = []
-    interleave = launches.interleave
+    measure = getattr(launches, name)
 
     def timed(*given: Any) -> Any:
         order.append("timed")
-        return interleave(*given)
+        return measure(*given)
 
-    monkeypatch.setattr(launches, "interleave", timed)
+    monkeypatch.setattr(launches, name, timed)
     monkeypatch.setattr("cutfuse.wait", lambda _: order.append("compiled"))
-    run("reference", tmp_path / "run", *ONE)
-    assert order == ["compiled", "timed"]
+    _, found = run(suite, tmp_path / "run", *filters)
+    assert order == ["compiled", "timed"] * len(found["cases"])
 
 
 def test_what_cannot_be_chosen_is_refused() -> None:
