@@ -308,10 +308,12 @@ class Comparison:
         for name in names:
             if name != AUTOTUNE:
                 checked.add(name, partial(check, CONTENDERS[name]))
+        # Without it nothing holds the exact results any more, whose memory the others may need.
+        later = [partial(check, CONTENDERS[AUTOTUNE])] if AUTOTUNE in names else []
 
         def timed() -> Figures:
-            if AUTOTUNE in names:
-                checked.add(AUTOTUNE, partial(check, CONTENDERS[AUTOTUNE]))
+            for own in later:
+                checked.add(AUTOTUNE, own)
             # Until its epilogues are compiled a call interprets them, and their compiling slows every other call.
             cutfuse.wait(LONGEST_WAIT_S)
             entries = interleaved(checked, self.effort, self.turn)["contenders"]
