@@ -11,6 +11,6 @@ SUITES = {
     "head": ("bench.head_suite", "the loss of language models' heads, in time and memory, beside other libraries"),
     "mlp": ("bench.mlp_suite", "whole MLPs: forward, training step and what a step keeps"),
     "bits": ("bench.bits_suite", "whether rows have their own bits and layers PyTorch's, and what that takes"),
-    "fit": ("bench.fit_suite", "every way of computing a layer, for the tables by which the planner chooses"),
+    "fit": ("bench.fit", "every way of computing a layer, for the tables by which the planner chooses"),
     "models": ("bench.model_suite", "whole models through torch.compile, with cutfuse and without"),
 }

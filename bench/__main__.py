@@ -119,9 +119,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 def present(results: dict[str, Any], png: Path, is_short: bool = False) -> None:
     """Print the tables and draw the plots of results."""
-    from bench import report, tables
+    from bench import goals, tables
 
-    tables.show(report.tables_of(results, is_short), report.remarks(results))
+    tables.show(goals.tables_of(results, is_short), goals.remarks(results))
     draw(results, png)
 
 
@@ -158,7 +158,7 @@ def run(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> None:
     """Print the tables of results, and draw their plots unless Markdown was asked for."""
-    from bench import report as form
+    from bench import goals as form
     from bench import results as files
 
     path = Path(options.results)

@@ -21,7 +21,7 @@ from bench.launches import check_all, interleaved
 from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
 from bench.tables import MISSING, Table, Text, case_table, error, figure, microseconds, of, ratio, table_of
 from bench.timing import Launch
-from bench.workloads import PRECISIONS, dimensions, frobenius_error
+from bench.workloads import PRECISIONS, dimensions, relative_error
 
 LARGEST_INTEGER = 2**11 - 1
 LARGEST_SUM = 2**24 - 1  # fp32 holds every integer up to this one
@@ -225,14 +225,13 @@ class Exact:
 
 def measure(result: Tensor, exact: Exact) -> Errors:
     """The errors of `result` `[M, N]`; raises ValueError where it has another shape."""
-    if result.shape != exact.product.shape:
-        raise ValueError(f"the result has shape {tuple(result.shape)}, the exact product {tuple(exact.product.shape)}")
+    frobenius = relative_error(result, exact.product)  # which raises the error
     if not result.isfinite().all():
         return Errors(math.inf, math.inf, math.inf)
     difference = (result.double() - exact.product).abs()
     relative = difference / exact.magnitude
     relative[difference == 0] = 0.0  # where the magnitude is 0 too
-    return Errors(frobenius_error(result, exact.product), relative.max().item(), relative.mean().item())
+    return Errors(frobenius, relative.max().item(), relative.mean().item())
 
 
 def product(name: str, x: Tensor, weight: Tensor) -> Tensor:
@@ -366,7 +365,7 @@ def trade_off(m: int, n: int, k: int, session: Session) -> Turn:
 
     def check(name: str, entry: Figures) -> Launch:
         launch = partial(product, name, *operands[name])
-        entry["error"] = frobenius_error(launch(), exact)
+        entry["error"] = relative_error(launch(), exact)
         return launch
 
     return partial(interleaved, check_all(session, TRADE_OFF_CONTENDERS, check))

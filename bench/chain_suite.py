@@ -1,41 +1,66 @@
-"""The chains suite: a stratified draw of products with chains behind them, and a few of what else is fused."""
+"""The chains suite: a stratified draw of products with chains behind them, and a few of what else is fused.
+
+How long it takes until chains run specialized is measured in processes: `python -m bench.chain_suite COUNT`. Everything
+else that a first call pays for is paid before: the context, the kernels' module, and a plan.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from bench import chain_start, chains
-from bench.chain_start import COLD, SECOND
-from bench.chains import HAND_WRITTEN, LIGHT, LIGHT_ALONE, SPECIAL, Chain, drawn_chains
-from bench.contenders import (
+import cutfuse
+from bench import chains
+from bench.chains import (
+    DRAWS,
+    HAND_WRITTEN,
+    LIGHT,
+    LIGHT_ALONE,
+    SPECIAL,
+    Chain,
+    drawn_chain,
+    drawn_chains,
+    operands_of,
+)
+from bench.goals import MEAN, WORST, Chosen, cases_with, figure_of, over, quotient, value_of
+from bench.host_suite import build_stacks
+from bench.launches import (
     AUTOTUNE,
     COMPILE,
     COMPILERS,
     CONTENDERS,
     EAGER,
-    FUSED,
     INTERPRETED,
-    KEPT,
+    LONGEST_WAIT_S,
     MM,
     POINTWISE,
     PRODUCT,
     SPECIALIZED,
+    Steps,
+    in_mode,
+    launch_case,
+    memory_case,
     slow_compilers,
 )
-from bench.goals import MEAN, WORST, Chosen, cases_with, median, over, quotient, value_of
-from bench.host_suite import build_stacks
-from bench.launches import Meter, launch_case, memory_of
-from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
+from bench.suite import Case, Figures, Goal, Results, Suite
 from bench.tables import MISSING, Table, ratio_of, table_of, times_of
-from bench.workloads import Shape, Work, dimensions, element_size
+from bench.timing import wait_for
+from bench.workloads import Shape, Work, dimensions, element_size, product_tensors
 
 EAGER_STACK, FUSED_STACK, RECOMPUTED_STACK = "eager", "cutfuse", "cutfuse, recomputed"
 BLOCKS = 12
@@ -51,17 +76,95 @@ def stacks_of(shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[st
     return {EAGER_STACK: plain, FUSED_STACK: fused, RECOMPUTED_STACK: recomputed}
 
 
-def measure_stacks(shape: Shape, dtype: torch.dtype, device: torch.device, meter: Meter) -> Figures:
-    """The figures of every stack for `shape`: rows, the hidden width and the width."""
+def stack_steps(shape: Shape, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Steps:
+    """Training steps of every stack for `shape`: rows, the hidden width and the width."""
     x = torch.randn(shape[0], shape[2], device=device, dtype=dtype).requires_grad_()
     stacks = stacks_of(shape, dtype, device)
     steps = {name: (partial(stack, x), (x, *stack.parameters())) for name, stack in stacks.items()}
-    return memory_of(steps, torch.randn_like(x), meter)
+    return steps, torch.randn_like(x)
 
 
-def prepare_memory(shape: Shape, session: Session) -> Turn:
-    """What measures the stacks in bf16, with PyTorch's own counters of a GPU."""
-    return partial(measure_stacks, shape, torch.bfloat16, session.device, Meter(session.device))
+START_SHAPE = (4096, 4096, 4096)
+COLD, SECOND = "cold", "second process"
+REPETITIONS = 3
+PROCESS_TIMEOUT_S = 180.0
+SEED = 2026  # of chains that no other case has
+FIRST_CHAIN = "squash"  # interpreted, before the clock starts
+# One operation behind a product may be PyTorch's own kernel, which is never specialized. The first one is of six.
+LONG_DRAWS = sorted((draw for draw in DRAWS if draw.ops > 1), key=lambda draw: (draw.ops != 6, bool(draw.reduce)))
+
+
+def new_chains(count: int) -> list[Chain]:
+    """Chains of three to twelve operations, and of every kind of operand."""
+    generator = random.Random(SEED)
+    return [drawn_chain(f"start-{place:02}", LONG_DRAWS[place % len(LONG_DRAWS)], generator) for place in range(count)]
+
+
+def measure_start(count: int, shape: Shape, device: torch.device) -> dict[str, Any]:
+    """Seconds until `count` chains behind a product run specialized, and how many kernels then do.
+
+    Of one chain it is the first call's time, which waits for the kernel; several are called once each, and waited for.
+    """
+    wait = wait_for(device)
+    x, weight = product_tensors(shape, "bf16", device)
+    chains = new_chains(count)
+    first = next(chain for chain in HAND_WRITTEN if chain.name == FIRST_CHAIN)
+    operands = {chain.name: operands_of(chain, *shape[:2], "bf16", device) for chain in (first, *chains)}
+
+    def call(chain: Chain) -> None:
+        cutfuse.linear(x, weight, epilogue=chain.function, operands=operands[chain.name], reduce=chain.reduce)
+
+    in_mode("off", call)(first)
+    wait()
+    mode = "now" if count == 1 else "background"
+    began = time.perf_counter()
+    for chain in chains:
+        in_mode(mode, call)(chain)
+    ready = 0 if count == 1 else cutfuse.wait(LONGEST_WAIT_S)
+    wait()
+    seconds = time.perf_counter() - began
+    return {"wait_s": seconds, "kernels": ready or cutfuse.wait(LONGEST_WAIT_S)}
+
+
+def start_command(count: int) -> list[str]:
+    """The command line of a process that prints what `measure_start` gives."""
+    return [sys.executable, "-m", "bench.chain_suite", str(count)]
+
+
+def run_process(arguments: Sequence[str], folder: Path) -> dict[str, Any]:
+    """What a fresh process prints as its last line, whose caches are in `folder`.
+
+    Raises RuntimeError with the end of its errors where it fails.
+    """
+    # In this process's order: the installed cutfuse before the sources.
+    paths = os.pathsep.join(str(Path(entry or ".").resolve()) for entry in sys.path)
+    # The driver's compiled kernels, and cutfuse's own.
+    caches = {"CUDA_CACHE_PATH": str(folder / "driver"), "XDG_CACHE_HOME": str(folder / "user")}
+    environment = {**os.environ, **caches, "PYTHONPATH": paths}
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S, cwd=folder, env=environment, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"a process ended with {done.returncode}: {done.stderr.strip()[-400:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def run_start(count: int) -> Figures:
+    """The figures of a case: in processes without a cache, and for one chain in processes that find one."""
+    found: dict[str, list[dict[str, Any]]] = {COLD: []}
+    for _ in range(REPETITIONS if count == 1 else 1):
+        with tempfile.TemporaryDirectory() as folder:
+            found[COLD].append(run_process(start_command(count), Path(folder)))
+            if count == 1:
+                found.setdefault(SECOND, []).append(run_process(start_command(count), Path(folder)))
+    contenders: dict[str, Figures] = {}
+    for name, own in found.items():
+        fewest = min(one["kernels"] for one in own)
+        contenders[name] = {"wait_s": statistics.median(one["wait_s"] for one in own), "kernels": fewest}
+        if fewest < count:
+            contenders[name] = {"note": f"failed: {fewest} of {count} chains ran specialized"}
+    return {"contenders": contenders}
 
 
 LINEAR, STREAM, BACKWARD, REDUCE, TRAINING = "linear", "pointwise", "backward", "reduce", "training"
@@ -115,14 +218,13 @@ def linear_case(shape: Shape, chain: Chain, precision: str, is_autotuned: bool) 
         extras = (PRODUCT,)
     elif gflop(shape) >= LARGE_GFLOP and not chain.has_full:
         extras = (POINTWISE,)
-    build = partial(chains.linear, shape, chain, precision, extras)
+    build = partial(chains.linear, shape, chain, precision)
     autotune = (AUTOTUNE,) if is_autotuned else ()
     contenders = (MM, EAGER, COMPILE, *CUTFUSE, *extras, *autotune)
     key = (LINEAR, chain.name, dimensions(shape), precision)
     moved = operand_bytes(chain, shape, precision)
-    return launch_case(
-        key, build, contenders, Work(0, moved) if moved else None, about={"full": True} if chain.has_full else None
-    )
+    about = {"full": True} if chain.has_full else {}
+    return launch_case(key, build, contenders, Work(0, moved) if moved else None, about=about)
 
 
 def chains_of(seed: int) -> tuple[Chain, ...]:
@@ -130,29 +232,14 @@ def chains_of(seed: int) -> tuple[Chain, ...]:
     return (*HAND_WRITTEN, *drawn_chains(seed))
 
 
-class Balance:
-    """Chooses among candidates that whose features were chosen least, so that every stratum has its share."""
-
-    def __init__(self, generator: random.Random) -> None:
-        self.generator = generator
-        self.used: Counter[Hashable] = Counter()
-
-    def choose(self, candidates: Sequence[Any], features_of: Callable[[Any], Sequence[Hashable]]) -> Any:
-        """One of the candidates; at random where several are alike."""
-        order = self.generator.sample(range(len(candidates)), len(candidates))
-        best = min(order, key=lambda place: sum(self.used[feature] for feature in features_of(candidates[place])))
-        self.used.update(features_of(candidates[best]))
-        return candidates[best]
-
-
 def drawn_pairs(
     shapes: Sequence[Shape], quotas: dict[str, int], chains: Sequence[Chain], generator: random.Random
 ) -> Iterator[tuple[Shape, str, Chain]]:
     """Shapes, precisions and chains: each of the first two together `quotas` times, with other chains.
 
-    Every beginning of the sequence is spread as evenly as it can be.
+    Of those the one is taken whose features were chosen least: every beginning of the sequence is spread evenly.
     """
-    balance = Balance(generator)
+    used: Counter[Hashable] = Counter()  # of each feature, how many were chosen
     taken: set[tuple[Shape, str, str]] = set()
     for turn in range(max(quotas.values())):
         pairs = [(shape, precision) for precision, quota in quotas.items() if turn < quota for shape in shapes]
@@ -171,7 +258,9 @@ def drawn_pairs(
                 return [*spread, *((chain.name, again) for again in range(len(spread))), (shape, chain.name)]
 
             free = [chain for chain in chains if (shape, precision, chain.name) not in taken]
-            chain = balance.choose(free, features)
+            order = generator.sample(range(len(free)), len(free))  # at random where several are alike
+            chain = free[min(order, key=lambda place: sum(used[feature] for feature in features(free[place])))]
+            used.update(features(chain))
             taken.add((shape, precision, chain.name))
             yield shape, precision, chain
 
@@ -217,21 +306,19 @@ def all_cases(small: bool, quick: bool, seed: int) -> tuple[Case, ...]:
     cases = [*stream_cases(small, quick)]
     for shape in (SMALL_TRAINING if small else TRAINING_SHAPES)[: 1 if quick else None]:
         build = partial(chains.training_of_gelu, shape, "bf16")
-        cases.append(
-            launch_case((TRAINING, "layer, gelu", dimensions(shape), "bf16"), build, (EAGER, COMPILE, *CUTFUSE))
-        )
+        key = (TRAINING, "layer, gelu", dimensions(shape), "bf16")
+        cases.append(launch_case(key, build, (EAGER, COMPILE, *CUTFUSE), needs_grad=True))
     cases += linear_cases(small, quick, seed)
     if not small and not quick:
         for shape in MEMORY_SHAPES:
-            prepare: Any = partial(prepare_memory, shape)
-            cases.append(Case(MEMORY, STACK, dimensions(shape), "bf16", prepare, needs_grad=True))
+            cases.append(memory_case((MEMORY, STACK, dimensions(shape), "bf16"), partial(stack_steps, shape)))
         for variant, count in ((ONE_CHAIN, 1), (MODEL, MODEL_CHAINS)):
-            prepare = partial(chain_start.prepare, count)
-            cases.append(Case(START, variant, dimensions(chain_start.SHAPE), "bf16", prepare, seconds=START_S))
+            key = (START, variant, dimensions(START_SHAPE), "bf16")
+            cases.append(Case(*key, lambda _, count=count: partial(run_start, count), seconds=START_S))
     return tuple(cases)
 
 
-NAMES = tuple(name for name in CONTENDERS if name not in (FUSED, KEPT))
+NAMES = (MM, EAGER, *COMPILERS, INTERPRETED, SPECIALIZED, POINTWISE, PRODUCT)
 
 
 def sizes_of(case: Figures) -> tuple[int, int, int]:
@@ -251,21 +338,16 @@ over_fastest, over_mm = over((SPECIALIZED,), COMPILERS), over((SPECIALIZED,), (M
 
 def over_product_or_chain(case: Figures) -> float | None:
     """Over the longer of the bare product and the chain alone."""
-    product, chain = median(case, MM), median(case, POINTWISE)
+    product, chain = figure_of(case, MM), figure_of(case, POINTWISE)
     bound = None if product is None or chain is None else max(product, chain)
-    return quotient(median(case, SPECIALIZED), bound)
+    return quotient(figure_of(case, SPECIALIZED), bound)
 
 
 def over_product_and_operands(name: str, case: Figures) -> float | None:
     """Over a product, and reading the operands at the copy ceiling."""
-    product, reading = median(case, name), case.get("floor_us", 0.0)  # without operands there is nothing to read
+    product, reading = figure_of(case, name), case.get("floor_us", 0.0)  # without operands there is nothing to read
     bound = None if product is None or reading is None else product + reading
-    return quotient(median(case, SPECIALIZED), bound)
-
-
-def share_of_ceiling(case: Figures) -> float | None:
-    """The least time of the case's traffic over the specialized kernel's."""
-    return quotient(case.get("floor_us"), median(case, SPECIALIZED))
+    return quotient(figure_of(case, SPECIALIZED), bound)
 
 
 def goals_of_products() -> Iterator[Goal]:
@@ -299,6 +381,10 @@ def goals_of_products() -> Iterator[Goal]:
 
 def other_goals() -> Iterator[Goal]:
     """The limits on what has no product, as shares of what memory allows; on training steps, memory and the start."""
+
+    def share_of_ceiling(case: Figures) -> float | None:
+        return quotient(case.get("floor_us"), figure_of(case, SPECIALIZED))
+
     for what, ceiling, chosen, limit in (
         (LIGHT.name, "copy", cases_with(group=STREAM, variant=LIGHT.name), 0.95),
         (f"{SPECIAL.name}, bf16", "copy", cases_with(group=STREAM, variant=SPECIAL.name), 0.80),
@@ -373,3 +459,7 @@ SUITE = Suite(
     plots=("chains",),
     time_limit_s=540.0,
 )
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        print(json.dumps(measure_start(int(sys.argv[1]), START_SHAPE, torch.device("cuda"))))

@@ -13,7 +13,7 @@ import linecache
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,22 +21,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from bench.contenders import COMPILE, POINTWISE, PRODUCT, in_mode
+from bench.launches import COMPILE, MODES, POINTWISE, PRODUCT, in_mode
 from bench.workloads import (
     PRECISIONS,
     REDUCTIONS,
     Function,
-    Reference,
     Run,
     Shape,
     Workload,
+    exact_of,
     fused_linear_gelu,
     linear_gelu,
     product_reference,
-    product_rows,
     product_tensors,
     random_tensor,
-    rows_of,
     training_step,
     training_tensors,
 )
@@ -291,18 +289,8 @@ def finished(chain: Chain, y: Tensor) -> Tensor:
     return y if chain.reduce is None else REDUCTIONS[chain.reduce](y, -1)
 
 
-def pointwise_reference(chain: Chain, z: Tensor, operands: Sequence[Tensor]) -> Reference:
-    """The chain's function of z and its operands, in fp64."""
-    return Reference(
-        lambda start, stop: chain.function(*(rows_of(tensor, start, stop) for tensor in (z, *operands))), *z.shape
-    )
-
-
-def linear(shape: Shape, chain: Chain, precision: str, extras: tuple[str, ...], device: torch.device) -> Workload:
-    """A product of `shape` (M, N, K) with the chain behind it; the weight is scaled so that z is about normal.
-
-    `extras`: which of the chain alone, POINTWISE, and of cutfuse's product alone, PRODUCT, are built.
-    """
+def linear(shape: Shape, chain: Chain, precision: str, device: torch.device) -> Workload:
+    """A product of `shape` (M, N, K) with the chain behind it; the weight is scaled so that z is about normal."""
     m, n, _ = shape
     x, weight = product_tensors(shape, precision, device)
     operands = operands_of(chain, m, n, precision, device)
@@ -310,45 +298,38 @@ def linear(shape: Shape, chain: Chain, precision: str, extras: tuple[str, ...], 
     def eager(x: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
         return finished(chain, chain.function(F.linear(x, weight), *operands))
 
-    def rows(start: int, stop: int) -> Tensor:
-        values = (rows_of(operand, start, stop) for operand in operands)
-        return finished(chain, chain.function(product_rows(x, weight, None, start, stop), *values))
-
     def fused(x: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
         return cutfuse.linear(x, weight, epilogue=chain.function, operands=operands, reduce=chain.reduce)
 
-    own: dict[str, Run] = {}
-    if POINTWISE in extras:
+    def chain_alone() -> Run:
         z = torch.mm(x, weight.t())
         call = in_mode("now", lambda: cutfuse.pointwise(chain.function, z, *operands))
-        own[POINTWISE] = Run(call, pointwise_reference(chain, z, operands))
-    if PRODUCT in extras:
-        own[PRODUCT] = Run(lambda: cutfuse.linear(x, weight), product_reference(x, weight))
+        return Run(call, exact_of(chain.function, (z, *operands)))
+
+    def product_alone() -> Run:
+        return Run(lambda: cutfuse.linear(x, weight), product_reference(x, weight))
+
+    tensors = (x, weight, *operands)
     return Workload(
-        arguments=(x, weight, *operands),
+        arguments=tensors,
         eager=eager,
         fused=fused,
-        reference=Reference(rows, m, max(weight.shape)),
+        exact=exact_of(eager, tensors),
         product=(x, weight),
-        extras=own,
+        extras={POINTWISE: chain_alone, PRODUCT: product_alone},
     )
 
 
 def pointwise(shape: Shape, chain: Chain, precision: str, device: torch.device) -> Workload:
     """`cutfuse.pointwise` of the chain over x of `shape`."""
-    x = random_tensor(shape, precision, device, seed=1)
-    operands = operands_of(chain, *shape, precision, device)
-
-    def fused(*tensors: Tensor) -> Tensor:
-        return cutfuse.pointwise(chain.function, *tensors)
-
-    return Workload((x, *operands), chain.function, fused, pointwise_reference(chain, x, operands))
+    x, *operands = random_tensor(shape, precision, device, seed=1), *operands_of(chain, *shape, precision, device)
+    fused = partial(cutfuse.pointwise, chain.function)
+    return Workload((x, *operands), chain.function, fused, exact_of(chain.function, (x, *operands)))
 
 
 def reduction(shape: Shape, dim: int, op: str, chain: Chain, precision: str, device: torch.device) -> Workload:
     """`cutfuse.reduce` over a dimension of x with the chain before it."""
     x = random_tensor(shape, precision, device, seed=1)
-    kept = 1 - dim
 
     def eager(x: Tensor) -> Tensor:
         return REDUCTIONS[op](chain.function(x), dim)
@@ -356,10 +337,7 @@ def reduction(shape: Shape, dim: int, op: str, chain: Chain, precision: str, dev
     def fused(x: Tensor) -> Tensor:
         return cutfuse.reduce(x, dim, op, prologue=chain.function)
 
-    def kept_ones(start: int, stop: int) -> Tensor:
-        return eager(x.narrow(kept, start, stop - start).double())
-
-    return Workload((x,), eager, fused, Reference(kept_ones, shape[kept], shape[dim]))
+    return Workload((x,), eager, fused, exact_of(eager, (x,)))
 
 
 @torch.enable_grad()
@@ -374,49 +352,32 @@ def backward(shape: Shape, chain: Chain, precision: str, device: torch.device) -
     """The backward pass of `cutfuse.pointwise` of the chain, which has no operand."""
     x, arriving = (random_tensor(shape, precision, device, seed) for seed in (1, 2))
 
-    def fused(x: Tensor) -> Tensor:
-        return cutfuse.pointwise(chain.function, x)
+    fused = partial(cutfuse.pointwise, chain.function)
 
-    def fused_in_mode(mode: str) -> Callable[[], Any]:
-        call = in_mode(mode, lambda: gradient_call(fused, x, arriving))()
-        return in_mode(mode, call)
+    def gradient(x: Tensor, arriving: Tensor) -> Tensor:
+        return gradient_call(chain.function, x, arriving)()
 
-    def rows(start: int, stop: int) -> Tensor:
-        return gradient_call(chain.function, x[start:stop].double(), arriving[start:stop].double())()
+    exact = exact_of(gradient, (x, arriving))
 
-    eager = gradient_call(chain.function, x, arriving)
-    return Workload((), eager, fused, Reference(rows, *shape), in_mode=fused_in_mode)
+    def run_in(mode: str) -> Run:
+        """The forward pass is in the mode too."""
+        return Run(in_mode(mode, in_mode(mode, gradient_call)(fused, x, arriving)), exact)
+
+    extras = {name: partial(run_in, mode) for name, mode in MODES.items()}
+    return Workload((), gradient_call(chain.function, x, arriving), fused, exact, extras=extras)
 
 
-def training(tensors: list[Tensor], layer: Function, fused_layer: Function) -> Workload:
+def training(tensors: Sequence[Tensor], layer: Function, fused_layer: Function) -> Workload:
     """A layer forwards and backwards. `tensors`: the layer's, which need gradients, and the gradient that arrives."""
-    arguments = tuple(tensors)
+    arguments, eager = tuple(tensors), training_step(layer)
+    exact = exact_of(eager, tensors)
 
-    def step_of(layer: Function) -> Callable[..., Any]:
-        return torch.enable_grad()(training_step(layer))
+    def compiled() -> Run:
+        """It is the layer that is compiled: the compiler frees the graph of a step."""
+        step = training_step(torch.compile(layer, fullgraph=True, dynamic=False))
+        return Run(partial(step, *arguments), exact)
 
-    eager, fused = step_of(layer), step_of(fused_layer)
-    wide = tuple(tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in arguments)
-    exact = [part.detach() for part in eager(*wide)]
-    norms = [part.norm() for part in exact]
-
-    def collect(parts: tuple[Tensor, ...]) -> Tensor:
-        """The result and the gradients as one tensor, each divided by its norm: their errors weigh alike."""
-        pieces = [part.detach().double() / norm for part, norm in zip(parts, norms, strict=True)]
-        return torch.cat([piece.flatten() for piece in pieces])
-
-    joint = collect(tuple(exact))
-    reference = Reference(lambda start, stop: joint[start:stop], joint.numel(), 1)
-    # It is the layer that is compiled: the compiler frees the graph of a step.
-    compiled = step_of(torch.compile(layer, fullgraph=True, dynamic=False))
-    return Workload(
-        arguments=arguments,
-        eager=eager,
-        fused=fused,
-        reference=reference,
-        collect=collect,
-        extras={COMPILE: Run(lambda: compiled(*arguments), reference)},
-    )
+    return Workload(arguments, eager, training_step(fused_layer), exact, extras={COMPILE: compiled})
 
 
 def training_of_gelu(shape: Shape, precision: str, device: torch.device) -> Workload:

@@ -16,9 +16,8 @@ from torch import Tensor
 import cutfuse
 from bench.accuracy_suite import TRADE_OFF, trade_off_case, trade_off_table
 from bench.chains import training
-from bench.contenders import AUTOTUNE, COMPILE, CONTENDERS, EAGER, FUSED, KEPT, MM, slow_compilers
-from bench.goals import MEAN, WORST, median
-from bench.launches import launch_case
+from bench.goals import MEAN, WORST, figure_of
+from bench.launches import AUTOTUNE, COMPILE, CONTENDERS, EAGER, FUSED, KEPT, MM, launch_case, slow_compilers
 from bench.reference import MODELS, product_work
 from bench.suite import Case, Figures, Goal, Results, Suite
 from bench.tables import MISSING, error, of, table_of, times_of
@@ -49,15 +48,15 @@ def build_model(build: Callable[[torch.device], Workload], device: torch.device)
     """A reference model, once as it is and once prepared, with the same weight."""
     plain = build(device)
     prepared = copy.copy(plain.fused).prepare()
-    kept = Run(lambda: prepared(*plain.arguments), plain.reference, lambda: cutfuse.explain(prepared, *plain.arguments))
-    return replace(plain, extras={KEPT: kept})
+    kept = Run(partial(prepared, *plain.arguments), plain.exact, lambda: cutfuse.explain(prepared, *plain.arguments))
+    return replace(plain, extras={KEPT: lambda: kept})
 
 
 def build_product(shape: Shape, mode: str | None, device: torch.device) -> Workload:
     """The bare product of `shape` (M, N, K) in a mode of `cutfuse.precision`, and with the weight prepared."""
     x, weight = product_tensors(shape, "fp32", device)
     prepared = cutfuse.prepare(weight, mode)
-    reference = product_reference(x, weight)
+    exact = product_reference(x, weight)
 
     def product(x: Tensor, weight: Any) -> Tensor:
         with cutfuse.precision(mode):
@@ -71,10 +70,10 @@ def build_product(shape: Shape, mode: str | None, device: torch.device) -> Workl
         arguments=(x, weight),
         eager=F.linear,
         fused=product,
-        reference=reference,
+        exact=exact,
         explain=lambda: explain(weight),
         product=(x, weight),
-        extras={KEPT: Run(lambda: product(x, prepared), reference, lambda: explain(prepared))},
+        extras={KEPT: lambda: Run(partial(product, x, prepared), exact, lambda: explain(prepared))},
     )
 
 
@@ -120,7 +119,7 @@ def fp32_suite(small: bool, quick: bool, seed: int) -> Iterator[Case]:
     m, n, k = shape = TRAINING_SMALL if small else TRAINING_SHAPE
     moved = 4 * (m * k + n * k + m * n)
     work, build = Work(moved, moved, 3 * 2 * m * n * k), partial(build_training, shape)
-    yield launch_case((TRAINING, "", dimensions(shape), "fp32"), build, (EAGER, FUSED), work)
+    yield launch_case((TRAINING, "", dimensions(shape), "fp32"), build, (EAGER, FUSED), work, needs_grad=True)
     yield product_case(FORCED_PRODUCT, FORCED_SMALL if small else FORCED_SHAPE, FORCED, effort=1.0)
     for shape in shapes_of(GRID_SMALL if small else GRID_QUICK if quick else GRID):
         yield product_case(PRODUCT, shape)
@@ -148,8 +147,8 @@ def ran_cublas(contender: str, case: Figures) -> bool:
 
 def speed_up(contender: str, case: Figures) -> float | None:
     """The time of the fastest rival over the contender's; None where one of them was not measured."""
-    rivals = [median(case, name) for name in RIVALS.get(case["group"], (MM,))]
-    own = median(case, contender)
+    rivals = [figure_of(case, name) for name in RIVALS.get(case["group"], (MM,))]
+    own = figure_of(case, contender)
     return None if own is None or None in rivals else min(filter(None, rivals)) / own
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from bench import host_suite
 from bench.chain_suite import LINEAR, SIXTEEN_BITS
-from bench.contenders import COMPILERS, EAGER, FUSED, SPECIALIZED
-from bench.fp32_suite import PRODUCT, speed_up
-from bench.goals import over as fastest_over
+from bench.fp32_suite import PRODUCT
+from bench.goals import Chosen, Value, cases_with, over
 from bench.host_suite import over_pytorch
-from bench.model_run import CUTFUSE, FASTER
-from bench.model_suite import GPU, PRECISIONS, over
+from bench.launches import COMPILERS, EAGER, FUSED, MM, SPECIALIZED
+from bench.model_suite import CUTFUSE, FASTER, GPU, PRECISIONS
+from bench.model_suite import over as over_all
 from bench.model_zoo import FORWARD, TRAINING
 from bench.results import committed
 
@@ -51,40 +52,30 @@ class Gain:
 
 def gains() -> Iterator[Gain]:
     """Every kind of work that the committed results have."""
-    products = [speed_up(FUSED, case) for case in committed("fp32")["cases"] if case["group"] == PRODUCT]
-    yield Gain('fp32 products, over PyTorch\'s at "highest"', [value for value in products if value is not None])
-    models = committed("models")["cases"]
+
+    def gain(name: str, suite: str, covers: Chosen, value_of: Value) -> Gain:
+        ratios = [value_of(case) for case in committed(suite)["cases"] if covers(case)]
+        return Gain(name, [1 / value for value in ratios if value is not None])
+
+    yield gain('fp32 products, over PyTorch\'s at "highest"', "fp32", cases_with(group=PRODUCT), over((FUSED,), (MM,)))
     for precision in reversed(PRECISIONS):
         for kind in (FORWARD, TRAINING):
-            own = [case for case in models if (case["variant"], case["precision"]) == (kind, precision)]
-            found = [value for case in own if (value := over(CUTFUSE, FASTER, GPU, case)) is not None]
-            yield Gain(NAMES[kind, precision], [1 / value for value in found])
-    layers = [
-        case for case in committed("chains")["cases"] if case["group"] == LINEAR and case["precision"] in SIXTEEN_BITS
-    ]
-    over_pytorchs = fastest_over((SPECIALIZED,), (EAGER, *COMPILERS))
-    ratios = [over_pytorchs(case) for case in layers]
-    yield Gain("layers in bf16 and fp16", [1 / value for value in ratios if value is not None])
+            own, value = cases_with(variant=kind, precision=precision), partial(over_all, CUTFUSE, FASTER, GPU)
+            yield gain(NAMES[kind, precision], "models", own, value)
+    layers = cases_with(group=LINEAR, precision=SIXTEEN_BITS)
+    yield gain("layers in bf16 and fp16", "chains", layers, over((SPECIALIZED,), (EAGER, *COMPILERS)))
     for group, name in EAGER_NAMES.items():
-        found = [
-            value for case in committed("host")["cases"] if case["group"] == group if (value := over_pytorch(case))
-        ]
-        yield Gain(name, [1 / value for value in found])
-
-
-def verdict(gain: Gain) -> str:
-    """What a mean says."""
-    if gain.mean >= 1 + NOTHING:
-        return "faster"
-    return "slower" if gain.mean <= 1 - NOTHING else "nothing gained"
+        yield gain(name, "host", cases_with(group=group), over_pytorch)
 
 
 def table() -> str:
     """Whom it helps, and whom not, best first."""
-    rows = [
-        f"| {gain.name} | **{gain.mean:.2f}** | {min(gain.times):.2f} to {max(gain.times):.2f} | {verdict(gain)} |"
-        for gain in sorted(gains(), key=lambda gain: -gain.mean)
-    ]
+    rows = []
+    for gain in sorted(gains(), key=lambda gain: -gain.mean):
+        verdict = "faster" if gain.mean > 1 else "slower"
+        verdict = verdict if abs(gain.mean - 1) >= NOTHING else "nothing gained"
+        spread = f"{min(gain.times):.2f} to {max(gain.times):.2f}"
+        rows.append(f"| {gain.name} | **{gain.mean:.2f}** | {spread} | {verdict} |")
     machine = committed("models")["machine"]
     return "\n".join(
         [

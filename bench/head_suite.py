@@ -13,13 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from bench.contenders import COMPILE, EAGER, FUSED, LONGEST_WAIT_S
-from bench.goals import MEAN, WORST, cases_with, every, over, share_of_error, value_of
-from bench.launches import Meter, check_all, interleaved
-from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
-from bench.tables import Table, error, microseconds, note_on, of, ratio_of, table_of
-from bench.timing import Effort, Launch
-from bench.workloads import ALIGNED, CHUNK_ELEMENTS, Range, dimensions, frobenius_error, note_wrong, random_tensor
+from bench.goals import MEAN, WORST, cases_with, over, share_of_error, value_of
+from bench.launches import COMPILE, CONTENDERS, EAGER, FUSED, launch_case
+from bench.suite import Case, Figures, Goal, Results, Suite
+from bench.tables import Table, error, microseconds, of, ratio_of, table_of
+from bench.timing import Effort
+from bench.workloads import ALIGNED, CHUNK_ELEMENTS, Range, Run, Workload, dimensions, random_tensor
 
 FORWARD, TRAINING = "forward", "training step"
 IGNORED = -100
@@ -56,19 +55,33 @@ class Head:
         target[IGNORED_EVERY - 1 :: IGNORED_EVERY] = IGNORED
         return x, weight, target
 
-    def exact(self, x: Tensor, weight: Tensor, target: Tensor, needs_grad: bool) -> list[Tensor]:
-        """The loss in fp64, and the gradients of x and weight, a few rows at a time."""
-        wide = weight.detach().double().requires_grad_(needs_grad)
+    def exact(self, x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        """What a step gives in fp64, a few rows at a time."""
+        wide = weight.detach().double().requires_grad_(weight.requires_grad)
         step, count = max(1, CHUNK_ELEMENTS // self.classes), (target != IGNORED).sum()
         total, gradients = wide.new_zeros(()), []
         for rows, targets in zip(x.detach().split(step), target.split(step), strict=True):
-            part = rows.double().requires_grad_(needs_grad)
+            part = rows.double().requires_grad_(x.requires_grad)
             loss = self.loss(part, wide, targets, reduction="sum") / count
             total += loss.detach()
-            if needs_grad:
+            if x.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
                 gradients.append(part.grad)
-        return [total, torch.cat(gradients), wide.grad] if needs_grad else [total]
+        return (total, torch.cat(gradients), wide.grad) if x.requires_grad else (total,)
+
+    def build(self, tokens: int, precision: str, needs_grad: bool, device: torch.device) -> Workload:
+        """The loss, with the gradients of x and weight where `needs_grad`, of every contender."""
+        x, weight, target = self.tensors(tokens, precision, device)
+        x.requires_grad_(needs_grad)
+        weight.requires_grad_(needs_grad)
+        exact = self.exact(x, weight, target)
+
+        def run_of(name: str) -> Run | None:
+            loss = LOSSES[name](self)
+            return None if loss is None else Run(step_of(loss, x, weight, target), exact)
+
+        steps = (step_of(loss, x, weight, target) for loss in (self.loss, fused(self)))
+        return Workload((), *steps, exact, extras={name: partial(run_of, name) for name in LOSSES})
 
 
 def compiled(head: Head, backend: str = "inductor") -> Loss:
@@ -111,91 +124,34 @@ def fused(head: Head, **options: int) -> Loss:
     return partial(cutfuse.linear_cross_entropy, ignore_index=IGNORED, softcap=head.softcap, **options)
 
 
-@dataclass(frozen=True)
-class Contender:
-    """`build` gives the loss of a head, or None where there is none; `package` has to be installed for it."""
-
-    label: str
-    build: Callable[[Head], Loss | None]
-    package: str = ""
-
-
 LARGE, BACKEND = "cutfuse-large", "compile-cutfuse"
 CHUNKED, LIGER, CUT, QUACK = "chunked", "liger", "cut-cross-entropy", "quack"
-CONTENDERS = {
-    EAGER: Contender("eager", lambda head: head.loss),
-    COMPILE: Contender("torch.compile", compiled),
-    CHUNKED: Contender("torch in chunks", chunked),
-    LIGER: Contender("Liger", liger, "liger_kernel"),
-    CUT: Contender("cut-cross-entropy", cut_cross_entropy, "cut_cross_entropy"),
-    QUACK: Contender("quack", quack, "quack"),
-    FUSED: Contender("cutfuse", fused),
-    LARGE: Contender("cutfuse, logits kept", partial(fused, kept_bytes=KEPT_BYTES)),
-    BACKEND: Contender('backend="cutfuse"', partial(compiled, backend="cutfuse")),
+# What gives each contender's loss of a head, or None where it has none.
+LOSSES: dict[str, Callable[[Head], Loss | None]] = {
+    EAGER: lambda head: head.loss,
+    COMPILE: compiled,
+    CHUNKED: chunked,
+    LIGER: liger,
+    CUT: cut_cross_entropy,
+    QUACK: quack,
+    FUSED: fused,
+    LARGE: partial(fused, kept_bytes=KEPT_BYTES),
+    BACKEND: partial(compiled, backend="cutfuse"),
 }
+PACKAGES = {LIGER: "liger_kernel", CUT: "cut_cross_entropy", QUACK: "quack"}  # that have to be installed
 OWN = (FUSED, LARGE)
+NAMES = tuple(LOSSES)
 RIVALS = (EAGER, COMPILE, CHUNKED, LIGER, CUT, QUACK)
 
 
-def step_of(loss: Loss, x: Tensor, weight: Tensor, target: Tensor) -> Callable[[], list[Tensor]]:
+def step_of(loss: Loss, x: Tensor, weight: Tensor, target: Tensor) -> Callable[[], tuple[Tensor, ...]]:
     """A call that gives the loss, and where x needs one the gradients of x and weight."""
 
-    def step() -> list[Tensor]:
+    def step() -> tuple[Tensor, ...]:
         y = loss(x, weight, target)
-        return [y.detach(), *torch.autograd.grad(y, (x, weight))] if x.requires_grad else [y]
+        return (y.detach(), *torch.autograd.grad(y, (x, weight))) if x.requires_grad else (y,)
 
     return step
-
-
-def weigh(entry: Figures, step: Callable[[], list[Tensor]], device: torch.device) -> None:
-    """The peak of memory beside the inputs and the results, on a GPU."""
-    if device.type == "cuda":
-        meter = Meter(device)
-        before = meter.allocated()
-        meter.restart_peak()
-        results = step()
-        entry["peak_bytes"] = meter.peak() - before
-        entry["extra_bytes"] = entry["peak_bytes"] - sum(result.nbytes for result in results)
-
-
-def guarded(step: Launch, entry: Figures) -> Launch:
-    """The launch, whose failure while the others hold memory too is noted, and which then does nothing."""
-
-    def launch() -> None:
-        if "note" not in entry:
-            try:
-                step()
-            except torch.OutOfMemoryError as failure:
-                entry.update(note_on(failure))
-
-    return launch
-
-
-def prepare(head: Head, tokens: int, variant: str, precision: str, session: Session) -> Turn:
-    """Build a case, and compile and check its contenders; what times them."""
-    needs_grad = variant == TRAINING
-    x, weight, target = head.tensors(tokens, precision, session.device)
-    x.requires_grad_(needs_grad)
-    weight.requires_grad_(needs_grad)
-    exact = head.exact(x, weight, target, needs_grad)
-
-    def check(name: str, entry: Figures) -> Launch | None:
-        """Run a contender until nothing is compiled any more, for its errors and its memory."""
-        loss = CONTENDERS[name].build(head)
-        if loss is None:
-            return None
-        step = step_of(loss, x, weight, target)
-        errors = [frobenius_error(own, right) for own, right in zip(step(), exact, strict=True)]
-        entry["error"] = errors[0]  # of the loss; the worst gradient's is beside it
-        if needs_grad:
-            entry["gradient_error"] = max(errors[1:])
-        note_wrong(entry, max(errors), precision)
-        cutfuse.wait(LONGEST_WAIT_S)
-        step()
-        weigh(entry, step, session.device)
-        return guarded(step, entry)
-
-    return partial(interleaved, check_all(session, session.contenders, check))
 
 
 HEADS = (
@@ -224,10 +180,10 @@ def drawn_heads(seed: int) -> Iterator[tuple[Head, int]]:
 
 def case_of(head: Head, tokens: int, variant: str, precision: str) -> Case:
     """One number of tokens."""
-    shape = dimensions((tokens, head.width, head.classes))
-    own = partial(prepare, head, tokens, variant, precision)
-    about = {"tokens": tokens}
-    return Case(head.name, variant, shape, precision, own, CASE_S, about, needs_grad=variant == TRAINING)
+    key = (head.name, variant, dimensions((tokens, head.width, head.classes)), precision)
+    needs_grad, about = variant == TRAINING, {"tokens": tokens}
+    build = partial(head.build, tokens, precision, needs_grad)
+    return launch_case(key, build, NAMES, weighs=True, seconds=CASE_S, about=about, needs_grad=needs_grad)
 
 
 def head_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
@@ -269,11 +225,11 @@ def goals() -> Iterator[Goal]:
     memory = over((FUSED,), (COMPILE,), "peak_bytes")
     yield Goal(f"steps of {tokens} tokens", "torch.compile", of_many, over_compiled, 0.88)
     yield Goal(f"steps of {tokens} tokens, peak memory", "torch.compile", of_many, memory, 0.25)
-    yield Goal("every case", "the fastest other", every, over_best, 1.0, MEAN)
-    yield Goal("every case", "the fastest other", every, over_best, 1.05, WORST)
+    yield Goal("every case", "the fastest other", cases_with(), over_best, 1.0, MEAN)
+    yield Goal("every case", "the fastest other", cases_with(), over_best, 1.05, WORST)
     yield Goal("fp32 step", "torch.compile", cases_with(precision="fp32"), over_compiled, 0.30)
     error = partial(share_of_error, own=FUSED, base=EAGER)
-    yield Goal("error against fp64", "eager's error and one rounding", every, error, 1.0)
+    yield Goal("error against fp64", "eager's error and one rounding", cases_with(), error, 1.0)
 
 
 def tables() -> Iterator[Callable[[Results], Table]]:
@@ -285,13 +241,13 @@ def tables() -> Iterator[Callable[[Results], Table]]:
         ("Error of the worst gradient", "gradient_error", error),
     ):
         ratios = {"cutfuse / fastest other": ratio_of(over_best)} if name == "median_us" else {}
-        yield table_of(title, {**ratios, **{own.label: of(other, name, text) for other, own in CONTENDERS.items()}})
+        yield table_of(title, {**ratios, **{CONTENDERS[own].label: of(own, name, text) for own in NAMES}})
 
 
 def left_out(is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
     """On a CPU the compilers take too long, and kernels in Triton are for GPUs; other packages may not be there."""
     del is_quick
-    missing = [name for name, own in CONTENDERS.items() if own.package and not importlib.util.find_spec(own.package)]
+    missing = [name for name, package in PACKAGES.items() if not importlib.util.find_spec(package)]
     return tuple(missing) if is_cuda else (COMPILE, BACKEND, LIGER, CUT, QUACK)
 
 
@@ -299,7 +255,7 @@ SUITE = Suite(
     name="head",
     cases=head_cases,
     goals=tuple(goals()),
-    contenders=tuple(CONTENDERS),
+    contenders=NAMES,
     left_out=left_out,
     tables=tuple(tables()),
     about=(

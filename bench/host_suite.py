@@ -16,25 +16,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import cutfuse
-from bench.contenders import LONGEST_WAIT_S
 from bench.goals import MEAN, WORST, cases_with, over
-from bench.launches import check_all
-from bench.suite import Case, Figures, Goal, Session, Suite
+from bench.launches import FUSED, PYTORCH, launch_case
+from bench.suite import Case, Goal, Suite
 from bench.tables import ratio_of, table_of, times_of
-from bench.timing import HOST, TURNS, WHOLE, Effort, Launch, time_in_turns, wait_for
+from bench.timing import HOST, TURNS, WHOLE, Effort
 from bench.workloads import (
     PRECISIONS,
     Function,
     Range,
     Result,
     Shape,
+    Workload,
     dimensions,
     drawn_shapes,
-    frobenius_error,
+    exact_of,
     fused_linear_gelu,
     layer_tensors,
     linear_gelu,
-    note_wrong,
     parameter_tensors,
     product_tensors,
     random_tensor,
@@ -108,18 +107,6 @@ def build_stacks(
     return plain, fused
 
 
-PYTORCH, CUTFUSE = "pytorch", "cutfuse"
-
-
-@dataclass(frozen=True)
-class Calls:
-    """Without arguments: PyTorch's call, cutfuse's, and PyTorch's of the same tensors in fp64."""
-
-    pytorch: Callable[[], Result]
-    cutfuse: Callable[[], Result]
-    exact: Callable[[], Result]
-
-
 @dataclass(frozen=True)
 class Group:
     """Cases that are alike: their name, what PyTorch runs, and which time is taken.
@@ -134,12 +121,10 @@ class Group:
     compiles: bool = False
 
 
-def calls_of(group: Group, pytorch: Function, cutfuse: Function, tensors: Sequence[Tensor]) -> Calls:
-    """The calls of both functions on the same tensors, compiled for these sizes where the group is."""
-    wide = [tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in tensors]
-    # A partial calls the function from C: no frame of Python is between the clock and the two functions.
-    own, other = (partial(in_its_way(group, function), *tensors) for function in (pytorch, cutfuse))
-    return Calls(own, other, lambda: pytorch(*wide))
+def workload_of(group: Group, pytorch: Function, cutfuse: Function, tensors: Sequence[Tensor]) -> Workload:
+    """Both functions on the same tensors, compiled for these sizes where the group is; exact is PyTorch's in fp64."""
+    own, other = (in_its_way(group, function) for function in (pytorch, cutfuse))
+    return Workload(tuple(tensors), own, other, exact_of(pytorch, tensors))
 
 
 def in_its_way(group: Group, function: Function) -> Function:
@@ -147,42 +132,7 @@ def in_its_way(group: Group, function: Function) -> Function:
     return torch.compile(function, fullgraph=True, dynamic=False) if group.compiles else function
 
 
-def parts_of(result: Result) -> tuple[Tensor, ...]:
-    """A call's results, without their graph."""
-    return tuple(part.detach() for part in (result if isinstance(result, tuple) else (result,)))
-
-
-def error_of(result: Result, exact: Result) -> float:
-    """The largest relative error among a call's results; raises ValueError where their number or a shape differs."""
-    parts, expected = parts_of(result), parts_of(exact)
-    shapes, exact_shapes = ([tuple(part.shape) for part in own] for own in (parts, expected))
-    if shapes != exact_shapes:
-        raise ValueError(f"the results have shapes {shapes}, but should have {exact_shapes}")
-    return max(frobenius_error(part, whole) for part, whole in zip(parts, expected, strict=True))
-
-
-def prepare(
-    group: Group, precision: str, build: Callable[[torch.device], Calls], session: Session
-) -> Callable[[], Figures]:
-    """Build and check both calls; what times those that are right."""
-    built = build(session.device)
-    exact = built.exact()
-    calls: dict[str, Launch] = {PYTORCH: built.pytorch, CUTFUSE: built.cutfuse}
-
-    def check(name: str, entry: Figures) -> Launch:
-        note_wrong(entry, error_of(calls[name](), exact), precision)
-        return calls[name]
-
-    checked = check_all(session, calls, check)
-    cutfuse.wait(LONGEST_WAIT_S)  # A kernel that is compiled meanwhile slows every call, and then runs in part of them.
-
-    def timed() -> Figures:
-        turn, wait = TURNS[group.time], wait_for(session.device)
-        return checked.figures(time_in_turns(checked.timed, turn, wait, session.effort, session.seed))
-
-    return timed
-
-
+NAMES = (PYTORCH, FUSED)
 COMPILE_S, CALL_S = 8.0, 1.0  # first guesses of what a case takes whose calls are compiled, and of any other
 
 GELU = Group("linear and gelu", "linear, gelu")
@@ -202,12 +152,11 @@ COMPILED_FORWARD = Group("compiled blocks, forward", "torch.compile", WHOLE, com
 
 
 def case_of(
-    group: Group, shape: str, precision: str, build: Callable[[torch.device], Calls], variant: str = ""
+    group: Group, shape: str, precision: str, build: Callable[[torch.device], Workload], variant: str = ""
 ) -> Case:
     """One shape of a group."""
-    seconds = COMPILE_S if group.compiles else CALL_S
-    own = partial(prepare, group, precision, build)
-    return Case(group.name, variant, shape, precision, own, seconds, needs_grad=group.needs_grad)
+    key, seconds = (group.name, variant, shape, precision), COMPILE_S if group.compiles else CALL_S
+    return launch_case(key, build, NAMES, turn=group.time, seconds=seconds, needs_grad=group.needs_grad)
 
 
 @dataclass(frozen=True)
@@ -221,9 +170,9 @@ class Pair:
     precisions: tuple[str, ...] = ("bf16",)
     axes: int = 3
 
-    def build(self, shape: Shape, precision: str, device: torch.device) -> Calls:
-        """The calls on tensors of `shape` (M, N, K)."""
-        return calls_of(self.group, self.pytorch, self.cutfuse, self.tensors(shape, precision, device))
+    def build(self, shape: Shape, precision: str, device: torch.device) -> Workload:
+        """Both on tensors of `shape` (M, N, K)."""
+        return workload_of(self.group, self.pytorch, self.cutfuse, self.tensors(shape, precision, device))
 
     def cases(self, shapes: Sequence[Shape]) -> Iterator[Case]:
         """One for each shape and precision."""
@@ -294,26 +243,24 @@ class Stack:
         """As the table prints it."""
         return f"{self.count} blocks {self.width}/{self.hidden}, {self.rows} rows"
 
-    def build(self, group: Group, device: torch.device) -> Calls:
-        """The calls of both stacks, with the same parameters, in bf16."""
+    def build(self, group: Group, device: torch.device) -> Workload:
+        """Both stacks, with the same parameters, in bf16."""
         plain, fused = build_stacks(self.count, self.width, self.hidden, PRECISIONS["bf16"].dtype, device)
-        x = random_tensor((self.rows, self.width), "bf16", device, seed=1)
+        x, gradient = (random_tensor((self.rows, self.width), "bf16", device, seed) for seed in (1, 2))
         wide = copy.deepcopy(plain).double()
         if not group.needs_grad:
-            pytorch, cutfuse = (in_its_way(group, stack) for stack in (plain, fused))
-            return Calls(partial(pytorch, x), partial(cutfuse, x), lambda: wide(x.double()))
-        gradient = random_tensor((self.rows, self.width), "bf16", device, seed=2)
+            return Workload((x,), in_its_way(group, plain), in_its_way(group, fused), exact_of(wide, [x]))
 
-        def step(stack: torch.nn.Module, x: Tensor, gradient: Tensor) -> Callable[[], Result]:
+        def step_of(stack: nn.Module) -> Function:
             parameters = tuple(stack.parameters())
 
-            def run() -> Result:
+            def step(x: Tensor, gradient: Tensor) -> Result:
                 y = stack(x)
                 return y, *torch.autograd.grad(y, parameters, gradient)
 
-            return run
+            return step
 
-        return Calls(step(plain, x, gradient), step(fused, x, gradient), step(wide, x.double(), gradient.double()))
+        return Workload((x, gradient), step_of(plain), step_of(fused), exact_of(step_of(wide), [x, gradient]))
 
 
 STACKS = (Stack(12, 384, 1536, 197), Stack(12, 768, 3072, 1576))
@@ -348,12 +295,11 @@ def host_suite(small: bool, quick: bool, seed: int = 0) -> Iterator[Case]:
             yield case_of(COMPILED_FORWARD, stack.label, "bf16", partial(stack.build, COMPILED_FORWARD))
 
 
-NAMES = (PYTORCH, CUTFUSE)
 EFFORT, QUICK_EFFORT = Effort(0.6, 30, 300), Effort(0.08, 10, 60)
 SMALL_STACK, LARGE_STACK = (stack.label for stack in STACKS)
 
 
-over_pytorch = over((CUTFUSE,), (PYTORCH,))
+over_pytorch = over((FUSED,), (PYTORCH,))
 
 
 def goal(group: Group, at_most: float | None, measure: str = WORST, precision: str = "", shape: str = "") -> Goal:

@@ -1,5 +1,7 @@
-"""Measures one case on a device: builds it, checks its contenders against fp64, and times them in turns; or counts the
-memory of their training steps.
+"""Who runs a workload: PyTorch's ways, cutfuse's, and what bounds a chain behind a product.
+
+Then what measures one case on a device: builds it, checks its contenders against fp64, and times them in turns; or
+counts the memory of their training steps.
 """
 
 from __future__ import annotations
@@ -16,34 +18,128 @@ import torch
 from torch import Tensor
 
 import cutfuse
-from bench.contenders import (
-    AUTOTUNE,
-    COMPILERS,
-    CONTENDERS,
-    CUTFUSE,
-    INTERPRETED,
-    LONGEST_WAIT_S,
-    SPECIALIZED,
-    Contender,
-)
 from bench.machine import device_name
 from bench.suite import Case, Figures, Session, Turn
 from bench.tables import note_on, one_line
-from bench.timing import Launch, give_back, interleave
+from bench.timing import TURNS, Launch, give_back, interleave, time_in_turns, wait_for
 from bench.workloads import (
-    Reference,
+    Exact,
+    Result,
     Run,
     Work,
     Workload,
     ceilings_for,
+    errors_of,
     floor_us,
+    note_errors,
     note_wrong,
-    relative_error,
+    parts_of,
+    product_reference,
     rounding,
     squares,
 )
 
+# The same kernels as mode "max-autotune" without its CUDA graphs. With graphs each launch first copies its inputs to
+# fixed addresses (6.4 GB for the sigmoid), and the host time that graphs save is in no contender's figure.
+MAX_AUTOTUNE_MODE = "max-autotune-no-cudagraphs"
+
+MM, EAGER, PYTORCH, COMPILE, AUTOTUNE = "mm", "eager", "pytorch", "compile", "max-autotune"
+FUSED, KEPT = "cutfuse", "cutfuse-kept"
+INTERPRETED, SPECIALIZED = "interpreted", "specialized"
+# What bounds a chain behind a product, where a target names it: the chain alone over z, and the product alone.
+POINTWISE, PRODUCT = "pointwise", "product"
+MODES = {INTERPRETED: "off", SPECIALIZED: "now"}  # of specialization
+CUTFUSE = (FUSED, KEPT, *MODES)
+COMPILERS = (COMPILE, AUTOTUNE)
+
+
+LONGEST_WAIT_S = 120.0  # for what is compiled in the background
+
 T = TypeVar("T")
+
+
+def in_mode(mode: str, call: Callable[..., T]) -> Callable[..., T]:
+    """The call with the process in a mode of specialization: a backward pass runs in another thread than its caller."""
+
+    def run(*arguments: object) -> T:
+        before = cutfuse.get_specialization()
+        cutfuse.set_specialization(mode)
+        try:
+            return call(*arguments)
+        finally:
+            cutfuse.set_specialization(before)
+
+    return run
+
+
+def bare_product(workload: Workload) -> Run | None:
+    """`torch.mm` of the product alone: what cuBLAS takes before anything follows."""
+    if workload.product is None:
+        return None
+    x, weight = workload.product
+    return Run(lambda: torch.mm(x, weight.t()), product_reference(x, weight))
+
+
+def compiled(workload: Workload, mode: str | None = None) -> Run:
+    """The plain PyTorch code under torch.compile, compiled for these sizes by the first call."""
+    function = torch.compile(workload.eager, fullgraph=True, dynamic=False, mode=mode)
+    return Run(partial(function, *workload.arguments), workload.exact)
+
+
+def max_autotuned(workload: Workload) -> Run:
+    """torch.compile with kernels chosen by measuring."""
+    # Its tables of candidates would fill the screen.
+    torch._inductor.config.autotune_num_choices_displayed = 0
+    return compiled(workload, MAX_AUTOTUNE_MODE)
+
+
+def run_in_mode(mode: str, workload: Workload) -> Run:
+    """cutfuse's call in a mode of specialization."""
+    return Run(in_mode(mode, partial(workload.fused, *workload.arguments)), workload.exact)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`prepare` gives the call for a workload that has none of the contender's name, or None where there is none."""
+
+    name: str
+    label: str
+    prepare: Callable[[Workload], Run | None] = lambda workload: None
+
+    def run(self, workload: Workload) -> Run | None:
+        """The call for a workload; None where there is nothing to run."""
+        own = workload.extras.get(self.name)
+        return own() if own else self.prepare(workload)
+
+
+def slow_compilers(is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
+    """Those that take too long on a CPU, or in a quick run."""
+    return () if is_cuda and not is_quick else (AUTOTUNE,) if is_cuda else COMPILERS
+
+
+# In the tables' order.
+CONTENDERS: dict[str, Contender] = {
+    contender.name: contender
+    for contender in (
+        Contender(MM, "torch.mm", bare_product),
+        Contender(EAGER, "eager", lambda own: Run(partial(own.eager, *own.arguments), own.exact)),
+        Contender(PYTORCH, PYTORCH, lambda own: Run(partial(own.eager, *own.arguments), own.exact)),
+        Contender(COMPILE, "torch.compile", compiled),
+        Contender(AUTOTUNE, "max-autotune", max_autotuned),
+        Contender("chunked", "torch in chunks"),
+        Contender("liger", "Liger"),
+        Contender("cut-cross-entropy", "cut-cross-entropy"),
+        Contender("quack", "quack"),
+        Contender(FUSED, "cutfuse", lambda own: Run(partial(own.fused, *own.arguments), own.exact, own.explain)),
+        Contender(KEPT, "cutfuse, planes kept"),
+        Contender("cutfuse-large", "cutfuse, logits kept"),
+        Contender("compile-cutfuse", 'backend="cutfuse"'),
+        *(Contender(name, name, partial(run_in_mode, mode)) for name, mode in MODES.items()),
+        Contender(POINTWISE, "pointwise alone"),
+        Contender(PRODUCT, "product alone"),
+    )
+}
+
 
 # A row or column whose own norm is small is held to this share of the rows' or columns' mean.
 LEAST_SHARE = 0.1
@@ -56,7 +152,7 @@ COMPILERS_S = {"compile": 5.0, "max-autotune": 40.0}
 
 def poison(result: Any) -> None:
     """Fill a call's result with NaN, and spare memory of its size: the allocator hands one of them out next."""
-    for part in result if isinstance(result, tuple) else (result,):
+    for part in parts_of(result):
         spare = [torch.empty_like(part) for _ in range(SPARE_RESULTS)]
         for memory in (part.detach(), *spare):
             memory.fill_(torch.nan)
@@ -69,16 +165,16 @@ def worst_ratio(differences: Tensor, norms: Tensor) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-def worst_line_error(result: Tensor, reference: Reference) -> float:
+def worst_line_error(result: Result, exact: Exact) -> float:
     """The relative error of the worst row or column of a matrix: a wrong tile of 64 columns stands out in its rows.
 
     Of anything else it is the error of the whole.
     """
-    if result.dim() != 2:
-        return relative_error(result, reference)
+    if not isinstance(result, Tensor) or result.dim() != 2:
+        return max(errors_of(result, exact))
     columns = [torch.zeros(result.shape[1], dtype=torch.float64, device=result.device) for _ in range(2)]
     rows: list[list[Tensor]] = [[], []]
-    for both in squares(result, reference):
+    for both in squares(result, exact):
         for own, column, square in zip(rows, columns, both, strict=True):
             own.append(square.sum(1))
             column += square.sum(0)
@@ -134,86 +230,99 @@ def check_all(session: Session, names: Iterable[str], check: Callable[[str, Figu
     return checked
 
 
-def interleaved(checked: Checked[Launch], effort: float = 1.0) -> Figures:
-    """Time the launches of a case, in `effort` of the session's time for one."""
-    session = checked.session
-    return checked.figures(interleave(checked.timed, session.clock, session.effort.scaled(effort), session.seed))
+def interleaved(checked: Checked[Launch], effort: float = 1.0, turn: str = "") -> Figures:
+    """Time the launches of a case, in `effort` of the session's time for one, or as calls of a turn of `TURNS`."""
+    session, own = checked.session, checked.session.effort.scaled(effort)
+    if turn:
+        wait = wait_for(session.device)
+        return checked.figures(time_in_turns(checked.timed, TURNS[turn], wait, own, session.seed))
+    return checked.figures(interleave(checked.timed, session.clock, own, session.seed))
+
+
+def guarded(launch: Launch, entry: Figures) -> Launch:
+    """The launch, whose failure while the others hold memory too is noted, and which then does nothing."""
+
+    def run() -> None:
+        if "note" not in entry:
+            try:
+                launch()
+            except torch.OutOfMemoryError as failure:
+                entry.update(note_on(failure))
+
+    return run
 
 
 @dataclass(frozen=True)
-class LaunchCheck:
-    """Compiles a contender of a workload and compares it with fp64."""
+class Comparison:
+    """What the contenders of a case run, as `launch_case` has it."""
 
-    workload: Workload
+    build: Callable[[torch.device], Workload]
     precision: str
-    session: Session
+    contenders: Sequence[str]
+    work: Work | None
+    effort: float
+    turn: str
+    weighs: bool
 
-    def __call__(self, contender: Contender, entry: Figures) -> Launch | None:
-        """The contender's launch, if it has any; what cutfuse warns of is noted."""
+    def check(self, workload: Workload, session: Session, contender: Contender, entry: Figures) -> Launch | None:
+        """Run a contender once, which compiles it, and compare with fp64, cutfuse's chains again over memory of NaN.
+
+        Gives its launch, if it has any; what cutfuse warns of is noted.
+        """
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            run = self.checked(contender, entry)
-        if run is None:
-            return None
+            before = time.perf_counter()
+            run = contender.run(workload)
+            if run is None:
+                return None
+            result = run.launch()
+            session.clock.wait()
+            if contender.name in COMPILERS:
+                entry["compile_s"] = time.perf_counter() - before
+            note_errors(entry, errors_of(result, run.exact), self.precision)
+            entry["rounding"] = rounding(parts_of(result)[0].dtype)
+            del result
+            if "note" not in entry and contender.name in MODES:
+                poison(run.launch())
+                note_wrong(entry, worst_line_error(run.launch(), run.exact), self.precision, "of a row or column")
         if contender.name in CUTFUSE and caught:
             entry["warned"] = str(caught[-1].message)[:200]
         if run.explain and "note" not in entry:
             entry["path"] = chosen_path(run.explain)
-        return run.launch
+        if not self.weighs:
+            return run.launch
+        cutfuse.wait(LONGEST_WAIT_S)
+        run.launch()
+        if session.device.type == "cuda":
+            weigh(entry, run.launch, Meter(session.device))
+        return guarded(run.launch, entry)
 
-    def checked(self, contender: Contender, entry: Figures) -> Run | None:
-        """Run a contender once (which compiles it) and compare with fp64, cutfuse's chains again over memory of NaN."""
-        before = time.perf_counter()
-        run = contender.run(self.workload)
-        if run is None:
-            return None
-        result = self.workload.collect(run.launch())
-        self.session.clock.wait()
-        if contender.name in COMPILERS:
-            entry["compile_s"] = time.perf_counter() - before
-        entry["error"] = relative_error(result, run.reference)
-        entry["rounding"] = rounding(result.dtype)
-        del result
-        note_wrong(entry, entry["error"], self.precision)
-        if "note" not in entry and contender.name in (INTERPRETED, SPECIALIZED):
-            poison(run.launch())
-            error = worst_line_error(self.workload.collect(run.launch()), run.reference)
-            note_wrong(entry, error, self.precision, "of a row or column")
-        return run
+    def prepare(self, session: Session) -> Turn:
+        """Build a case, and compile and check its contenders; what times them.
 
+        max-autotune chooses its kernels by timing them, so it is compiled in the turn in which the case is timed.
+        """
+        names = [name for name in self.contenders if name in session.contenders]
+        check = partial(self.check, self.build(session.device), session)
+        checked: Checked[Launch] = Checked(session)
+        for name in names:
+            if name != AUTOTUNE:
+                checked.add(name, partial(check, CONTENDERS[name]))
+        # Without it nothing holds the exact results any more, whose memory the others may need.
+        later = [partial(check, CONTENDERS[AUTOTUNE])] if AUTOTUNE in names else []
 
-def prepare(
-    build: Callable[[torch.device], Workload],
-    precision: str,
-    contenders: Sequence[str],
-    work: Work | None,
-    effort: float,
-    session: Session,
-) -> Turn:
-    """Build a case, and compile and check its contenders; what times them.
+        def timed() -> Figures:
+            for own in later:
+                checked.add(AUTOTUNE, own)
+            # Until its epilogues are compiled a call interprets them, and their compiling slows every other call.
+            cutfuse.wait(LONGEST_WAIT_S)
+            entries = interleaved(checked, self.effort, self.turn)["contenders"]
+            figures: Figures = {"contenders": {name: entries[name] for name in CONTENDERS if name in entries}}
+            if self.work is not None:
+                figures["floor_us"] = floor_us(self.work, self.precision, ceilings_for(device_name(session.device)))
+            return figures
 
-    max-autotune chooses its kernels by timing them, so it is compiled in the turn in which the case is timed.
-    """
-    names = [name for name in contenders if name in session.contenders]
-    check = LaunchCheck(build(session.device), precision, session)
-    checked: Checked[Launch] = Checked(session)
-    for name in names:
-        if name != AUTOTUNE:
-            checked.add(name, partial(check, CONTENDERS[name]))
-
-    def timed() -> Figures:
-        if AUTOTUNE in names:
-            checked.add(AUTOTUNE, partial(check, CONTENDERS[AUTOTUNE]))
-        cutfuse.wait(
-            LONGEST_WAIT_S
-        )  # Until its epilogues are compiled a call interprets them: that is no call's usual time.
-        entries = interleaved(checked, effort)["contenders"]
-        figures: Figures = {"contenders": {name: entries[name] for name in CONTENDERS if name in entries}}
-        if work is not None:
-            figures["floor_us"] = floor_us(work, precision, ceilings_for(device_name(session.device)))
-        return figures
-
-    return timed
+        return timed
 
 
 def launch_case(
@@ -222,12 +331,18 @@ def launch_case(
     contenders: Sequence[str],
     work: Work | None = None,
     effort: float = 1.0,
-    about: Figures | None = None,
+    turn: str = "",
+    weighs: bool = False,
+    **about: Any,
 ) -> Case:
-    """A case whose contenders are launches on one workload. `effort`: the share of a case's time that it is given."""
+    """A case whose contenders are calls on one workload. `effort`: the share of a case's time that it is given.
+
+    turn: of `TURNS`, where calls are timed as their caller sees them. weighs: the memory of each is measured too, and
+    one that has none left is noted. about: the case's other fields.
+    """
     seconds = CASE_S + sum(guess for name, guess in COMPILERS_S.items() if name in contenders)
-    own = partial(prepare, build, key[3], tuple(contenders), work, effort)
-    return Case(*key, own, seconds * effort, about or {})
+    own = Comparison(build, key[3], tuple(contenders), work, effort, turn, weighs)
+    return Case(*key, own.prepare, **{"seconds": seconds * effort, **about})
 
 
 @dataclass(frozen=True)
@@ -251,9 +366,18 @@ class Meter:
         return torch.cuda.max_memory_allocated(self.device)
 
 
+def weigh(entry: Figures, launch: Callable[[], Any], meter: Meter) -> None:
+    """Note the peak of memory beside the inputs, and also beside the results."""
+    before = meter.allocated()
+    meter.restart_peak()
+    results = launch()
+    entry["peak_bytes"] = meter.peak() - before
+    entry["extra_bytes"] = entry["peak_bytes"] - sum(result.nbytes for result in parts_of(results))
+
+
 Forward = Callable[[], Tensor]
-
-
+# Of contenders, their forward passes and the tensors that need gradients; the gradient that arrives.
+Steps = tuple[Mapping[str, tuple[Forward, Sequence[Tensor]]], Tensor]
 WARM_UP_STEPS = 2
 
 
@@ -267,15 +391,29 @@ def step_bytes(forward: Forward, leaves: Sequence[Tensor], grad: Tensor, meter: 
     return {"kept_bytes": kept, "peak_bytes": meter.peak() - before}
 
 
-def memory_of(steps: Mapping[str, tuple[Forward, Sequence[Tensor]]], grad: Tensor, meter: Meter) -> Figures:
-    """The figures of every contender's step once it is warm, of forward passes and their leaves.
+def memory_of(build: Callable[[torch.device], Steps], counts_result: bool, meter: Meter) -> Figures:
+    """The figures of every contender's step once it is warm.
 
     Counted from what is allocated before the step: without the parameters and the inputs.
     """
+    steps, grad = build(meter.device)
     found = {}
     for name, (forward, leaves) in steps.items():
         for _ in range(WARM_UP_STEPS):
             step_bytes(forward, leaves, grad, meter)
         cutfuse.wait()  # for kernels that are compiled in the background
         found[name] = step_bytes(forward, leaves, grad, meter)
+        if not counts_result:
+            found[name]["kept_bytes"] -= grad.untyped_storage().nbytes()
     return {"contenders": found}
+
+
+def memory_case(
+    key: tuple[str, str, str, str], build: Callable[[torch.device], Steps], counts_result: bool = True
+) -> Case:
+    """A case of the memory of training steps, by a GPU's counters. counts_result: whether a step keeps its result."""
+
+    def own(session: Session) -> Turn:
+        return partial(memory_of, build, counts_result, Meter(session.device))
+
+    return Case(*key, own, needs_grad=True)

@@ -12,12 +12,11 @@ from torch import Tensor
 
 import cutfuse
 from bench.chains import training
-from bench.contenders import COMPILE, CONTENDERS, EAGER, FUSED, slow_compilers
 from bench.goals import MEAN, cases_with, over
-from bench.launches import Meter, launch_case, memory_of
-from bench.suite import Case, Figures, Goal, Session, Suite, Turn
+from bench.launches import COMPILE, CONTENDERS, EAGER, FUSED, Steps, launch_case, memory_case, slow_compilers
+from bench.suite import Case, Goal, Suite
 from bench.tables import of, ratio_of, table_of, times_of
-from bench.workloads import Range, Reference, Shape, Workload, dimensions, drawn_shapes, random_tensor
+from bench.workloads import Range, Shape, Workload, dimensions, drawn_shapes, exact_of, random_tensor
 
 FORWARD, TRAINING, MEMORY = "forward", "training step", "memory"
 PYTORCH = (EAGER, COMPILE)
@@ -82,22 +81,33 @@ class Kind:
         *tensors, grad = self.tensors(shape, device)
         if group == TRAINING:
             return training([*(tensor.requires_grad_() for tensor in tensors), grad], self.eager, self.fused)
-        _, *parameters = tensors
-
-        def rows(start: int, stop: int) -> Tensor:
-            return self.eager(tensors[0][start:stop].double(), *(tensor.double() for tensor in parameters))
-
-        reference = Reference(rows, shape[0], parameters[0].shape[0])
-        return Workload(tuple(tensors), self.eager, self.fused, reference)
+        return Workload(tuple(tensors), self.eager, self.fused, exact_of(self.eager, tensors))
 
     def cases(self, shape: Shape, variant: str, with_memory: bool) -> Iterator[Case]:
         """Forwards, in training and of its memory."""
         label = dimensions(shape)
         for group in (FORWARD, TRAINING):
             build = partial(self.build, group, shape)
-            yield launch_case((group, variant, label, PRECISION), build, (*PYTORCH, FUSED))
+            names, needs_grad = (*PYTORCH, FUSED), group == TRAINING
+            yield launch_case((group, variant, label, PRECISION), build, names, needs_grad=needs_grad)
         if with_memory:
-            yield Case(MEMORY, variant, label, PRECISION, partial(prepare_memory, self, shape), needs_grad=True)
+            key = (MEMORY, variant, label, PRECISION)
+            yield memory_case(key, partial(self.steps, shape), counts_result=False)  # which is no activation
+
+    def steps(self, shape: Shape, device: torch.device) -> Steps:
+        """Each contender's training step, of its memory."""
+        *leaves, grad = self.tensors(shape, device)
+        functions: dict[str, Callable[..., Tensor]] = {
+            EAGER: self.eager,
+            COMPILE: torch.compile(self.eager, fullgraph=True, dynamic=False),
+            FUSED: self.fused,
+            RECOMPUTED: partial(self.fused, recompute=True),
+        }
+        if device.type == "cpu":
+            del functions[COMPILE]
+        for leaf in leaves:
+            leaf.requires_grad_()
+        return {name: (partial(function, *leaves), leaves) for name, function in functions.items()}, grad
 
 
 KINDS = (
@@ -105,31 +115,6 @@ KINDS = (
     Kind("gelu, biases", F.gelu, False, True, ((12608, 3072, 768), (4096, 16384, 4096)), 0.55, 0.96),
     Kind("SwiGLU", F.silu, True, False, ((8192, 14336, 4096), (4096, 8192, 2048)), 0.60, 0.96),
 )
-
-
-def measure_memory(kind: Kind, shape: Shape, device: torch.device, meter: Meter) -> Figures:
-    """What each contender's step keeps after its forward pass, its result with it, and its peak."""
-    *leaves, grad = kind.tensors(shape, device)
-    functions: dict[str, Callable[..., Tensor]] = {
-        EAGER: kind.eager,
-        COMPILE: torch.compile(kind.eager, fullgraph=True, dynamic=False),
-        FUSED: kind.fused,
-        RECOMPUTED: partial(kind.fused, recompute=True),
-    }
-    if device.type == "cpu":
-        del functions[COMPILE]
-    for leaf in leaves:
-        leaf.requires_grad_()
-    steps = {name: (partial(function, *leaves), leaves) for name, function in functions.items()}
-    found = memory_of(steps, grad, meter)
-    for entry in found["contenders"].values():
-        entry["kept_bytes"] -= grad.untyped_storage().nbytes()  # the result, which is no activation
-    return found
-
-
-def prepare_memory(kind: Kind, shape: Shape, session: Session) -> Turn:
-    """What measures the memory of steps, with PyTorch's own counters of a GPU."""
-    return partial(measure_memory, kind, shape, session.device, Meter(session.device))
 
 
 def mlp_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:

@@ -22,14 +22,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
 
-from bench import accuracy_suite, chain_suite, contenders, fp32_suite, head_suite, host_suite, model_run
+from bench import accuracy_suite, chain_suite, fp32_suite, head_suite, host_suite, launches, model_suite
 from bench import gains as readme
-from bench.goals import Line, lines_of, median
-from bench.goals import figure_of as value_of
-from bench.host_suite import PYTORCH
+from bench.goals import Line, figure_of, heading, lines_of, value_text
 from bench.model_suite import FULL_BATCH, GPU, SMALL_BATCH, WALL, over
 from bench.model_zoo import FORWARD, TRAINING
-from bench.report import heading, value_text
 from bench.results import committed, committed_suites
 from bench.suite import Results, suite_of
 from bench.tables import duration, error, ratio
@@ -195,7 +192,7 @@ def goal_panels(results: Results) -> list[Panel]:
     return [bars_panel(own, title) for title, own in kinds.items() if own]
 
 
-def figure_of(panels: Sequence[Panel], *headings: str) -> Figure | None:
+def drawn(panels: Sequence[Panel], *headings: str) -> Figure | None:
     """Panels below each other under what was run where; None where there is no panel."""
     if not panels:
         return None
@@ -208,35 +205,42 @@ def figure_of(panels: Sequence[Panel], *headings: str) -> Figure | None:
     return figure
 
 
-def plotted(panels_of: Callable[[Results], Iterable[Panel]]) -> Draw:
-    """The plot of what gives panels, under what was run where."""
-    return lambda results: figure_of([*panels_of(results)], heading(results))
+PLOTS: dict[str, Draw] = {}
 
 
-@plotted
+def plotted(name: str) -> Callable[[Callable[[Results], Iterable[Panel]]], Draw]:
+    """The plot of a name is of the panels that a function gives, under what was run where."""
+
+    def add(panels_of: Callable[[Results], Iterable[Panel]]) -> Draw:
+        return PLOTS.setdefault(name, lambda results: drawn([*panels_of(results)], heading(results)))
+
+    return add
+
+
+@plotted("reference")
 def reference(results: Results) -> Iterator[Panel]:
     """Every contender's time over the floor that the card's measured ceilings give, or over eager's."""
-    labels = {name: own.label for name, own in contenders.CONTENDERS.items()}
+    labels = {name: own.label for name, own in launches.CONTENDERS.items()}
     for precision in PRECISIONS:
         rows: dict[str, list[Dot]] = {}
         over_what = "eager"
         for case in results["cases"]:
-            base = case.get("floor_us") or median(case, "eager")
-            times = {name: time for name in case["contenders"] if (time := median(case, name))}
+            base = case.get("floor_us") or figure_of(case, "eager")
+            times = {name: time for name in case["contenders"] if (time := figure_of(case, name))}
             if case["precision"] == precision and base:
                 over_what = "the floor" if case.get("floor_us") else "eager"
                 rows[f"{case['group']} {case['shape']}"] = [
-                    Dot(time / base, name, text=duration(time) if name == contenders.FUSED else "")
+                    Dot(time / base, name, text=duration(time) if name == launches.FUSED else "")
                     for name, time in times.items()
                 ]
         yield from dots_panels(rows, labels, f"{precision}: time / {over_what}, and cutfuse's time")
 
 
-@plotted
+@plotted("models")
 def models(results: Results) -> Iterator[Panel]:
     """The goals, and each model's times over PyTorch's: a dot for the GPU's, and a ring for the wall clock's."""
     yield from goal_panels(results)
-    labels = {name: own.label for name, own in model_run.CONTENDERS.items()}
+    labels = {name: own.label for name, own in model_suite.CONTENDERS.items()}
     for kind, load in ((FORWARD, SMALL_BATCH), (FORWARD, FULL_BATCH), (TRAINING, FULL_BATCH)):
         for precision in ("bf16", "fp32"):
             key = (kind, load, precision)
@@ -244,9 +248,9 @@ def models(results: Results) -> Iterator[Panel]:
             rows = {
                 f"{case['group']}, {case['shape']}": [
                     Dot(value, name, is_filled=figure == GPU)
-                    for name, own in model_run.CONTENDERS.items()
+                    for name, own in model_suite.CONTENDERS.items()
                     for figure in (GPU, WALL)
-                    if (value := over(own, model_run.FASTER, figure, case)) is not None
+                    if (value := over(own, model_suite.FASTER, figure, case)) is not None
                 ]
                 for case in cases
             }
@@ -254,7 +258,7 @@ def models(results: Results) -> Iterator[Panel]:
             yield from dots_panels(rows, labels, title)
 
 
-@plotted
+@plotted("chains")
 def chains(results: Results) -> Iterator[Panel]:
     """The goals, and products from small to large."""
     points: dict[str, list[tuple[float, float]]] = {precision: [] for precision in PRECISIONS}
@@ -270,12 +274,12 @@ def chains(results: Results) -> Iterator[Panel]:
     yield from points_panels(points, title, "GFLOP of the product", "")
 
 
-@plotted
+@plotted("host")
 def host(results: Results) -> Iterator[Panel]:
     """The goals, and fp32 calls from small to large."""
     points: dict[str, list[tuple[float, float]]] = {}
     for case in results["cases"]:
-        value, time = host_suite.over_pytorch(case), median(case, PYTORCH)
+        value, time = host_suite.over_pytorch(case), figure_of(case, launches.PYTORCH)
         drawn = (host_suite.DRAWN_GELU.name, host_suite.DRAWN_BARE.name)
         if case["group"] in drawn and value is not None and time is not None:
             points.setdefault(case["group"], []).append((time, value))
@@ -287,17 +291,17 @@ def host(results: Results) -> Iterator[Panel]:
 def head_points(results: Results, head: str, name: str, unit: float) -> dict[str, Points]:
     """A figure of each contender's training steps of a head, by tokens."""
     found: dict[str, Points] = {}
-    for contender, own in head_suite.CONTENDERS.items():
-        found[own.label] = [
+    for contender in head_suite.NAMES:
+        found[launches.CONTENDERS[contender].label] = [
             (case["tokens"], value / unit)
             for case in results["cases"]
             if (case["group"], case["variant"]) == (head, head_suite.TRAINING)
-            and (value := value_of(case, contender, name))
+            and (value := figure_of(case, contender, name))
         ]
     return found
 
 
-@plotted
+@plotted("head")
 def head(results: Results) -> Iterator[Panel]:
     """The goals, and time and memory of a training step against tokens."""
     yield from goal_panels(results)
@@ -307,7 +311,7 @@ def head(results: Results) -> Iterator[Panel]:
             yield from points_panels(points, f"{own.name}: a training step", "tokens", unit, ".-")
 
 
-@plotted
+@plotted("error-and-time")
 def error_and_time(results: Results) -> Iterator[Panel]:
     """The error of one product against its time, for every precision."""
     for case in (case for case in results["cases"] if case["group"] == accuracy_suite.TRADE_OFF):
@@ -349,7 +353,7 @@ def draw_grid(axes: Axes, found: Mapping[tuple[int, str], tuple[float, bool]], t
     axes.tick_params(length=0)
 
 
-@plotted
+@plotted("fp32")
 def fp32(results: Results) -> Iterator[Panel]:
     """The goals, and a heat map of every grid."""
     yield from goal_panels(results)
@@ -367,19 +371,10 @@ def gains(_: Results) -> Figure | None:
         Bar(gain.name, gain.mean, gain.times, f"{gain.mean:.2f}, best {max(gain.times):.2f}") for gain in readme.gains()
     ]
     title = "Times as fast as PyTorch: bars are geometric means, dots are cases"
-    return figure_of([bars_panel(bars, title)], *(heading(committed(suite)) for suite in readme.SUITES))
+    return drawn([bars_panel(bars, title)], *(heading(committed(suite)) for suite in readme.SUITES))
 
 
-PLOTS: dict[str, Draw] = {
-    "reference": reference,
-    "fp32": fp32,
-    "error-and-time": error_and_time,
-    "chains": chains,
-    "host": host,
-    "head": head,
-    "models": models,
-    "gains": gains,
-}
+PLOTS["gains"] = gains
 
 
 def theme(ink: str) -> dict[str, Any]:
@@ -407,13 +402,9 @@ def render(draw: Draw, results: Results, ink: str) -> str:
             raise ValueError(f"the results of {results['suite']} have nothing to draw")
         written = io.StringIO()
         figure.savefig(written, format="svg", metadata={"Date": None})
-    return compact(written.getvalue())
-
-
-def compact(svg: str) -> str:
-    """The same drawing in fewer characters: two decimals, and no comments."""
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), svg)  # not the text between tags
+    # The same drawing in fewer characters: two decimals but in the text between tags, and no comments.
+    svg = re.sub(r"<!--.*?-->", "", written.getvalue(), flags=re.DOTALL)
+    svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), svg)
     return "\n".join(line.strip() for line in svg.splitlines() if line.strip()) + "\n"
 
 

@@ -18,30 +18,29 @@ import cutfuse
 from bench.chains import COLUMN, DRAWS, FULL, ROW, SCALAR, Chain, Operand, drawn_chain
 from bench.goals import MEAN, WORST, cases_with, over, value_of
 from bench.host_suite import (
-    CUTFUSE,
     EFFORT,
     NAMES,
-    PYTORCH,
     QUICK_EFFORT,
-    Calls,
     Group,
-    calls_of,
     case_of,
     cases_table,
-    error_of,
     over_pytorch,
+    workload_of,
 )
+from bench.launches import FUSED, PYTORCH
 from bench.suite import Case, Figures, Goal, Session, Suite
-from bench.timing import IN_A_ROW, TURNS, Launch, wait_for
+from bench.timing import IN_A_ROW, TURNS, Launch, spread_of_turns, wait_for
 from bench.workloads import (
     Function,
     Range,
     Shape,
+    Workload,
     dimensions,
     drawn_shapes,
     note_wrong,
     parameter_tensors,
     random_tensor,
+    relative_error,
     training_step,
 )
 
@@ -133,8 +132,8 @@ class Layer:
         x, weight, bias, operands = self.given(*tensors)
         return cutfuse.linear(x, weight, bias, epilogue=self.chain.function, operands=operands, reduce=reduce)
 
-    def build(self, group: Group, precision: str, device: torch.device) -> Calls:
-        """Both calls, and PyTorch's in fp64."""
+    def build(self, group: Group, precision: str, device: torch.device) -> Workload:
+        """Both ways, and PyTorch's in fp64."""
         reduce = "sum" if group == ROW_SUM else None
         functions: list[Function] = [partial(own, reduce=reduce) for own in (self.eager, self.fused)]
         tensors = self.tensors(precision, device)
@@ -145,7 +144,7 @@ class Layer:
             gradient = random_tensor((*tensors[0].shape[:-1], self.shape[1]), precision, device, seed=4).abs_()
             tensors.append(gradient)
             functions = [training_step(function, count) for function in functions]
-        return calls_of(group, *functions, tensors)
+        return workload_of(group, *functions, tensors)
 
 
 def drawn_layers(group: Group, count: int, rows: Range, sizes: Range, seed: int) -> list[Layer]:
@@ -177,14 +176,8 @@ def time_new(layer: Layer, precision: str, session: Session) -> Figures:
         return 1e6 * (issued - began) / count, 1e6 * (time.perf_counter() - began) / count
 
     def figures_of(rounds: list[tuple[float, float]]) -> Figures:
-        host, whole = (sorted(column) for column in zip(*rounds, strict=True))
-        tenth = len(whole) // 10
-        return {
-            "median_us": statistics.median(whole),
-            "p10_us": whole[tenth],
-            "p90_us": whole[-1 - tenth],
-            "issued_us": statistics.median(host),
-        }
+        host, whole = zip(*rounds, strict=True)
+        return {**spread_of_turns(whole), "issued_us": statistics.median(host)}
 
     eager, fused = partial(layer.eager, *tensors), partial(layer.fused, *tensors)
     exact = layer.eager(*(tensor.double() for tensor in tensors))
@@ -196,8 +189,8 @@ def time_new(layer: Layer, precision: str, session: Session) -> Figures:
         of_fused.append(in_a_row(fused))
     of_eager += [in_a_row(eager) for _ in range(4)]
     entry: Figures = {**figures_of(of_fused), "first_us": first}
-    note_wrong(entry, error_of(fused(), exact), precision)
-    return {"contenders": {PYTORCH: figures_of(of_eager), CUTFUSE: entry}}
+    note_wrong(entry, relative_error(fused(), exact), precision)
+    return {"contenders": {PYTORCH: figures_of(of_eager), FUSED: entry}}
 
 
 def is_compiling() -> bool:
@@ -238,10 +231,10 @@ def random_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
 def goals() -> Iterator[Goal]:
     """The mean and the worst of each group, in 16 bits and in fp32; and of new chains."""
     covers = cases_with(group=NEW_CHAIN.name)
-    host = over((CUTFUSE,), (PYTORCH,), "issued_us")
+    host = over((FUSED,), (PYTORCH,), "issued_us")
     yield Goal(f"{NEW_CHAIN.name}, on the host", NEW_CHAIN.rival, covers, host, 1.0)
     yield Goal(NEW_CHAIN.name, NEW_CHAIN.rival, covers, over_pytorch, 1.3)
-    first = value_of(CUTFUSE, "first_us", 1e3)
+    first = value_of(FUSED, "first_us", 1e3)
     yield Goal("the first call of a new chain", "", covers, first, 2.0, MEAN, unit=" ms")
     for group, limits in LIMITS.items():
         for (bits, precisions), limit in zip(PRECISIONS.items(), limits, strict=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from statistics import median
 import torch
 
 from bench import machine, results
-from bench.suite import Case, Figures, Results, Session, Shard, Suite, key_of, suite_of, title_of
+from bench.suite import Case, Figures, Results, Session, Suite, key_of, shard_of, suite_of, title_of
 from bench.tables import note_on, one_line, summary
 from bench.timing import DeviceTurns, Effort, autotune_alone, give_back
 from bench.workloads import PRECISIONS
@@ -58,14 +59,6 @@ def release(device: torch.device) -> None:
         trees.reset_cudagraph_trees()
     torch._dynamo.reset()
     give_back(device)
-
-
-def start_compiler(device: torch.device) -> None:
-    """Compile something small: the first compilation also starts the compiler's processes, which is no case's cost."""
-    try:
-        torch.compile(torch.nn.functional.softplus)(torch.ones(64, device=device))
-    except Exception as error:  # Without a C++ compiler, say: each case then shows it.
-        print(f"torch.compile does not work here: {one_line(error)}")
 
 
 def quick_compilers(device: torch.device) -> AbstractContextManager[object]:
@@ -111,30 +104,19 @@ class Plan:
         return [case for case in self.cases if key_of(case.as_dict()) not in done]
 
 
-def chosen_contenders(suite: Suite, names: str | None, is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
-    """Those that a comma-separated list names, or the suite's; exits for a name that there is not."""
-    if names is None:
-        return suite.chosen(is_cuda, is_quick)
-    wanted = [name.strip() for name in names.split(",")]
-    unknown = [name for name in wanted if name not in suite.contenders]
-    if unknown:
-        raise SystemExit(f"unknown contenders {', '.join(unknown)}; choose from {', '.join(suite.contenders)}")
-    return tuple(name for name in suite.contenders if name in wanted)
-
-
 def chosen_cases(suite: Suite, options: argparse.Namespace, is_small: bool) -> list[Case]:
     """The cases that the command line names by their titles and its shard; exits where there is none."""
-    try:
-        shard = Shard.parse(options.shard) if options.shard else Shard()
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
+    shard = re.fullmatch(r"(\d+)/(\d+)", options.shard or "1/1")
+    index, count = (int(number) for number in shard.groups()) if shard else (0, 0)
+    if not 1 <= index <= count:
+        raise SystemExit(f"a shard is written as 1/4 or 4/4, not {options.shard}")
     texts = [text.lower() for text in options.filter]
     every = suite.cases(is_small, options.quick, options.seed)
     found = [case for case in every if all(text in case.title.lower() for text in texts)]
     missing = {case.package for case in found if case.package and not machine.installed_version(case.package)}
     for package in sorted(missing):
         print(f"{package} is not installed: cases that need it are left out.")
-    found = shard.of([case for case in found if case.package not in missing])
+    found = shard_of([case for case in found if case.package not in missing], index, count)
     if options.titles:  # Those that the first of several processes has dealt to this one.
         titles = set(options.titles.read_text(encoding="utf-8").splitlines())
         found = [case for case in found if case.title in titles]
@@ -156,7 +138,13 @@ def plan(options: argparse.Namespace) -> Plan:
     effort = suite.quick_effort if options.quick or not is_cuda else suite.effort
     if options.rounds:
         effort = Effort(effort.seconds, options.rounds, options.rounds)
-    contenders = chosen_contenders(suite, options.contenders, is_cuda, options.quick)
+    contenders = suite.chosen(is_cuda, options.quick)
+    if options.contenders is not None:
+        wanted = [name.strip() for name in options.contenders.split(",")]
+        unknown = [name for name in wanted if name not in suite.contenders]
+        if unknown:
+            raise SystemExit(f"unknown contenders {', '.join(unknown)}; choose from {', '.join(suite.contenders)}")
+        contenders = tuple(name for name in suite.contenders if name in wanted)
     content: Results = {
         "schema": results.SCHEMA,
         "suite": suite.name,
@@ -199,34 +187,30 @@ def take_up(plan: Plan, path: Path, retry: bool) -> None:
 
 def run(plan: Plan, options: argparse.Namespace, path: Path) -> None:
     """Run the cases that the results file at `path` does not have yet, and write it after each."""
-    from bench.runner import run_jobs
-
     if not options.fresh:
         take_up(plan, path, options.retry)
     if plan.wanted:
-        (run_here if options.jobs == 1 else run_jobs)(plan, options, path)
+        (run_cases if options.jobs == 1 else run_jobs)(plan, options, path)
     results.complete(plan.results)
     results.save(plan.results, path)
 
 
-def run_here(plan: Plan, options: argparse.Namespace, path: Path) -> None:
-    """Run in this process, which may be one of several that share the device."""
-    if options.turns:
-        autotune_alone(plan.session.turns)
-        processors = len(os.sched_getaffinity(0))  # fewer than the machine's where several runs share it
-        torch._inductor.config.compile_threads = max(1, processors // options.beside)
-    if plan.suite.compiles and plan.session.device.type == "cuda":
-        start_compiler(plan.session.device)
-
-    run_cases(plan, path)
-
-
-def run_cases(plan: Plan, path: Path) -> None:
-    """Measure those of the plan's cases that fit into its time.
+def run_cases(plan: Plan, options: argparse.Namespace, path: Path) -> None:
+    """Measure those of the plan's cases that fit into its time, in this process, one of several that share the device.
 
     Exits where a kernel's fault has cost the process its device.
     """
     cases, session = plan.wanted, plan.session
+    if options.turns:
+        autotune_alone(session.turns)
+        processors = len(os.sched_getaffinity(0))  # fewer than the machine's where several runs share it
+        torch._inductor.config.compile_threads = max(1, processors // options.beside)
+    if plan.suite.compiles and session.device.type == "cuda":
+        # Something small: the first compilation also starts the compiler's processes, which is no case's cost.
+        try:
+            torch.compile(torch.nn.functional.softplus)(torch.ones(64, device=session.device))
+        except Exception as error:  # Without a C++ compiler, say: each case then shows it.
+            print(f"torch.compile does not work here: {one_line(error)}")
     for place, case in enumerate(cases, start=1):
         if not plan.budget.fits(case):
             plan.results["left_out"].append(case.title)
@@ -306,7 +290,7 @@ def run_jobs(plan: Plan, options: argparse.Namespace, path: Path) -> None:
     wanted = plan.wanted
     before = plan.results["cases"]
     with tempfile.TemporaryDirectory(prefix="cutfuse-bench-") as folder:
-        shards = [Shard(place, options.jobs).of(wanted) for place in range(1, options.jobs + 1)]
+        shards = [shard_of(wanted, place, options.jobs) for place in range(1, options.jobs + 1)]
         jobs = [Job(cases, Path(folder) / f"job-{place}") for place, cases in enumerate(shards) if cases]
 
         def gather() -> None:

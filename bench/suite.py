@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -77,30 +76,11 @@ class Case:
         return {**{name: getattr(self, name) for name in KEY}, **self.about}
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Part `index` of `count` parts, counted from 1."""
-
-    index: int = 1
-    count: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """From "1/4"; raises ValueError for what is no part."""
-        found = re.fullmatch(r"(\d+)/(\d+)", text)
-        index, count = (int(number) for number in found.groups()) if found else (0, 0)
-        if not 1 <= index <= count:
-            raise ValueError(f"a shard is written as 1/4 or 4/4, not {text}")
-        return cls(index, count)
-
-    def of(self, cases: Sequence[Case]) -> list[Case]:
-        """Its cases in their order: every `count`-th of them by their time, so that all parts take about as long."""
-        by_time = sorted(cases, key=lambda case: case.seconds, reverse=True)
-        chosen = {case.title for case in by_time[self.index - 1 :: self.count]}
-        return [case for case in cases if case.title in chosen]
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}"
+def shard_of(cases: Sequence[Case], index: int, count: int) -> list[Case]:
+    """Part `index`, counted from 1, of `count` parts that take about as long, in the order of the cases."""
+    by_time = sorted(cases, key=lambda case: case.seconds, reverse=True)
+    chosen = {case.title for case in by_time[index - 1 :: count]}
+    return [case for case in cases if case.title in chosen]
 
 
 @dataclass(frozen=True)

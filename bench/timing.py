@@ -200,13 +200,22 @@ class Backlogs:
     and then.
     """
 
-    def __init__(self, host_us: Mapping[str, float]) -> None:
+    def __init__(self, host_us: Mapping[str, float], clock: Clock) -> None:
+        self._clock = clock
         self._us = {name: self._within(2 * us) for name, us in host_us.items()}
 
-    def start(self, name: str, clock: Clock, launch: Launch) -> Queued:
-        return clock.start(launch, self._us[name])
+    def queue(self, launches: Mapping[str, Launch], before: Callable[[], object] = lambda: None) -> dict[str, Queued]:
+        """Queue launches at once, and again those for which the device waited; `before` is called each time."""
+        found: dict[str, Queued] = {}
+        names = list(launches)
+        while names:
+            before()
+            found |= {name: self._clock.start(launches[name], self._us[name]) for name in names}
+            self._clock.wait()
+            names = [name for name in names if not self._covers(name, found[name])]
+        return found
 
-    def covers(self, name: str, queued: Queued) -> bool:
+    def _covers(self, name: str, queued: Queued) -> bool:
         """Whether a time counts: it does where it was in time, and where no longer backlog is taken."""
         if queued.in_time or self._us[name] == LONGEST_BACKLOG_US:
             return True
@@ -218,9 +227,9 @@ class Backlogs:
         return min(max(us, SHORTEST_BACKLOG_US), LONGEST_BACKLOG_US)
 
 
-def late_of(samples: Sequence[Queued]) -> int:
-    """Of how many samples the host's time may be a part, though the backlog was the longest."""
-    return sum(not sample.in_time for sample in samples)
+def counted(samples: Sequence[Queued]) -> Times:
+    """How many rounds there were, and in how many the host's time may be a part, as no backlog was longer."""
+    return {"rounds": len(samples), "late": sum(not sample.in_time for sample in samples)}
 
 
 def interleave(launches: Mapping[str, Launch], clock: Clock, effort: Effort, seed: int) -> dict[str, Times]:
@@ -229,24 +238,14 @@ def interleave(launches: Mapping[str, Launch], clock: Clock, effort: Effort, see
     A launch for which the device waited is timed again at the end of the round.
     """
     host = {name: host_time_us(launch, clock) for name, launch in launches.items()}
-    backlogs = Backlogs(host)
+    backlogs = Backlogs(host, clock)
 
     def run_round(names: list[str]) -> dict[str, Queued]:
-        found: dict[str, Queued] = {}
-        while names:
-            found |= {name: backlogs.start(name, clock, launches[name]) for name in names}
-            clock.wait()
-            names = [name for name in names if not backlogs.covers(name, found[name])]
-        return found
+        return backlogs.queue({name: launches[name] for name in names})
 
     samples = in_rounds(launches, run_round, effort, seed)
     return {
-        name: {
-            **spread_of_turns([one.microseconds() for one in own]),
-            "host_us": host[name],
-            "rounds": len(own),
-            "late": late_of(own),
-        }
+        name: {**spread_of_turns([one.microseconds() for one in own]), "host_us": host[name], **counted(own)}
         for name, own in samples.items()
     }
 
@@ -289,19 +288,14 @@ def time_models(
 
     `host_us` is what `warm_up` gave: the device is kept busy for twice as long while a call is issued, at first.
     """
-    backlogs = Backlogs(host_us)
-
-    def device_turn(name: str) -> Queued:
-        """A call that is queued behind other work; called again where that was too short."""
-        while True:
-            calls[name].before()
-            queued = backlogs.start(name, clock, calls[name].run)
-            clock.wait()
-            if backlogs.covers(name, queued):
-                return queued
+    backlogs = Backlogs(host_us, clock)
 
     def run_round(names: list[str]) -> dict[str, tuple[Queued, float]]:
-        return {name: (device_turn(name), wall_turn(calls[name], clock)[1]) for name in names}
+        found = {}
+        for name in names:
+            queued = backlogs.queue({name: calls[name].run}, calls[name].before)[name]
+            found[name] = queued, wall_turn(calls[name], clock)[1]
+        return found
 
     gc.collect()
     gc.freeze()
@@ -317,7 +311,7 @@ def time_models(
         gpu_us, *gpu_range = spread([one.microseconds() for one in queued])
         wall_us, *wall_range = spread(whole)
         own = {"gpu_us": gpu_us, "wall_us": wall_us, "gpu_range_us": gpu_range, "wall_range_us": wall_range}
-        times[name] = {**own, "rounds": len(queued), "late": late_of(queued)}
+        times[name] = {**own, **counted(queued)}
     return times
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,10 +79,19 @@ class Reference:
     rows: int
     elements_per_row: int
 
+    @staticmethod
+    def of(exact: Tensor) -> Reference:
+        """Of a result that is there as a whole."""
+        exact = torch.atleast_1d(exact.detach())
+        return Reference(lambda start, stop: exact[start:stop], len(exact), exact.numel() // max(1, len(exact)))
+
     @property
     def step(self) -> int:
         """Rows to compute at a time."""
         return max(1, CHUNK_ELEMENTS // max(1, self.elements_per_row))
+
+
+Exact = Reference | Tensor | tuple[Tensor, ...]  # of a result, or of each of several
 
 
 @dataclass(frozen=True)
@@ -90,21 +99,17 @@ class Workload:
     """One case's tensors and calls. Every contender gets the same `arguments`.
 
     `eager` and `fused` are called with `arguments`; `explain` with nothing, and describes what `fused` runs.
-    `collect` makes one tensor, which is compared with the reference, of what a call returns.
-    `in_mode` gives cutfuse's call in a mode of `bench.specialized`, where that is more than `fused` in this mode.
     `product` holds x `[M, K]` and weight `[N, K]` where a bare `torch.mm` makes sense.
-    `extras` are the calls of contenders that are the case's own, by their names.
+    `extras` make the calls of contenders that are the case's own, by their names; or None where there is none.
     """
 
     arguments: tuple[Tensor, ...]
-    eager: Callable[..., Tensor]
-    fused: Callable[..., Tensor]
-    reference: Reference
+    eager: Callable[..., Result]
+    fused: Callable[..., Result]
+    exact: Exact
     explain: Callable[[], Any] | None = None
     product: tuple[Tensor, Tensor] | None = None
-    collect: Callable[[Any], Tensor] = lambda result: result
-    in_mode: Callable[[str], Callable[[], Any]] | None = None
-    extras: Mapping[str, Run] = field(default_factory=dict)
+    extras: Mapping[str, Callable[[], Run | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ class Run:
     """A call that gives a contender's result, what the result should be, and what `cutfuse.explain` says of it."""
 
     launch: Callable[[], Any]
-    reference: Reference
+    exact: Exact
     explain: Callable[[], Any] | None = None
 
 
@@ -123,11 +128,6 @@ REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "amin": torch.amin,
     "logsumexp": torch.logsumexp,
 }
-
-
-def rows_of(tensor: Tensor, start: int, stop: int) -> Tensor:
-    """Rows `start` to `stop` of a matrix in fp64; anything else broadcasts along the rows and stays whole."""
-    return (tensor[start:stop] if tensor.dim() == 2 else tensor).double()
 
 
 def product_rows(x: Tensor, weight: Tensor, bias: Tensor | None, start: int, stop: int) -> Tensor:
@@ -149,45 +149,74 @@ def product_reference(x: Tensor, weight: Tensor) -> Reference:
 WRONG_ABOVE = {"fp32": 1e-4, "tf32": 5e-3, "bf16": 5e-2, "fp16": 1e-2}
 
 
-def squares(result: Tensor, reference: Reference) -> Iterator[tuple[Tensor, Tensor]]:
-    """By slices of rows: the squares of the differences to the reference, and of the reference.
+def parts_of(result: Any) -> tuple[Any, ...]:
+    """A call's results, or what they should be."""
+    return result if isinstance(result, tuple) else (result,)
 
-    Raises ValueError where the shapes differ.
+
+def pairs_of(result: Result, exact: Exact) -> list[tuple[Tensor, Reference]]:
+    """Each of a call's results, and what it should be; raises ValueError where their number differs."""
+    parts, wanted = parts_of(result), parts_of(exact)
+    if len(parts) != len(wanted):
+        raise ValueError(f"the number of results is {len(parts)}, and should be {len(wanted)}")
+    references = (own if isinstance(own, Reference) else Reference.of(own) for own in wanted)
+    return [(torch.atleast_1d(part.detach()), own) for part, own in zip(parts, references, strict=True)]
+
+
+def exact_of(function: Function, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """What a function gives of the same tensors in fp64."""
+    wide = (tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in tensors)
+    return tuple(part.detach() for part in parts_of(function(*wide)))
+
+
+def squares(result: Result, exact: Exact) -> Iterator[tuple[Tensor, Tensor]]:
+    """By slices of rows of each result: the squares of the differences to what is exact, and of that.
+
+    Raises ValueError where a shape differs.
     """
-    for start in range(0, reference.rows, reference.step):
-        stop = min(start + reference.step, reference.rows)
-        expected = reference.compute(start, stop)
-        piece = result[start:stop]
-        if piece.shape != expected.shape or result.shape[0] != reference.rows:
-            raise ValueError(
-                f"the result has shape {tuple(result.shape)}, but its rows {start}:{stop} should be of shape "
-                f"{tuple(expected.shape)} out of {reference.rows} rows"
-            )
-        yield (piece.double() - expected).square_(), expected.square()
+    for whole, reference in pairs_of(result, exact):
+        for start in range(0, reference.rows, reference.step):
+            stop = min(start + reference.step, reference.rows)
+            expected = reference.compute(start, stop)
+            piece = whole[start:stop]
+            if piece.shape != expected.shape or whole.shape[0] != reference.rows:
+                raise ValueError(
+                    f"the result has shape {tuple(whole.shape)}, but its rows {start}:{stop} should be of shape "
+                    f"{tuple(expected.shape)} out of {reference.rows} rows"
+                )
+            yield (piece.double() - expected).square_(), expected.double().square()
 
 
-def relative_error(result: Tensor, reference: Reference) -> float:
-    """The Frobenius norm of `result` minus the reference over the reference's; infinite where one is not a number."""
-    difference = torch.zeros((), dtype=torch.float64, device=result.device)
+def relative_error(result: Result, exact: Exact) -> float:
+    """The Frobenius norm of the difference over that of what is exact, of several results as if they were one.
+
+    Infinite where one is not a number, or where there is a difference to nothing.
+    """
+    difference = torch.zeros((), dtype=torch.float64, device=parts_of(result)[0].device)
     norm = torch.zeros_like(difference)
-    for own, exact in squares(result, reference):
+    for own, square in squares(result, exact):
         difference += own.sum()
-        norm += exact.sum()
-    error = (difference / norm).sqrt().item() if norm.item() else difference.sqrt().item()
+        norm += square.sum()
+    error = (difference / norm).sqrt().item() if norm.item() or difference.item() else 0.0
     return error if math.isfinite(error) else math.inf
 
 
-def frobenius_error(result: Tensor, exact: Tensor) -> float:
-    """The Frobenius norm of the difference over that of `exact`; infinite where there is a difference to nothing."""
-    norm, difference = exact.norm().item(), (result.double() - exact).norm().item()
-    if not math.isfinite(difference):
-        return math.inf
-    return difference / norm if norm else math.inf if difference else 0.0
+def errors_of(result: Result, exact: Exact) -> list[float]:
+    """The relative error of each of a call's results."""
+    return [relative_error(*pair) for pair in pairs_of(result, exact)]
 
 
 def rounding(dtype: torch.dtype) -> float:
     """The largest relative error of one rounding to `dtype`."""
     return torch.finfo(dtype).eps / 2
+
+
+def note_errors(entry: dict[str, Any], errors: Sequence[float], precision: str) -> None:
+    """Note a contender's error, the worst of its gradients', which follow the result, and whether one is wrong."""
+    entry["error"] = errors[0]
+    if len(errors) > 1:
+        entry["gradient_error"] = max(errors[1:])
+    note_wrong(entry, max(errors), precision)
 
 
 def note_wrong(entry: dict[str, Any], error: float, precision: str, of: str = "against fp64") -> None:

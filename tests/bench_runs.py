@@ -38,8 +38,8 @@ def measured(case: Case, *contenders: str) -> Figures:
 
 def parts_of(case: Case) -> tuple[Callable[..., Any], tuple[str, ...]]:
     """What builds the workload of a case of launches, and its contenders."""
-    build, _, contenders, *_ = case.prepare.args  # type: ignore[attr-defined]
-    return build, contenders
+    own = case.prepare.__self__  # type: ignore[attr-defined]
+    return own.build, own.contenders
 
 
 def results_of(suite: str, cases: list[Figures], device: str = TARGET_DEVICE, **settings: Any) -> Results:

@@ -19,18 +19,22 @@ ROOT = Path(__file__).resolve().parents[1]
 # `bench` is no part of the distribution; at the end, an installed cutfuse wins over the sources, which have no module.
 sys.path[:] = [*(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT), str(ROOT)]
 
-from bench import accuracy_suite, chain_suite, gains, model_suite, reference, report  # noqa: E402
+from bench import accuracy_suite, chain_suite, gains, model_suite, reference  # noqa: E402
+from bench import goals as report  # noqa: E402
 from bench.chain_suite import LARGE_GFLOP, LINEAR, SIXTEEN_BITS  # noqa: E402
 from bench.goals import MISSED, lines_of  # noqa: E402
-from bench.model_run import (  # noqa: E402
+from bench.model_suite import (  # noqa: E402
     COMPILE,
     CUTFUSE,
     CUTFUSE_GRAPHS,
     FASTER,
     FASTER_GRAPHS,
+    GPU,
+    PASSES,
+    WALL,
     Contender,
+    over,
 )
-from bench.model_suite import GPU, PASSES, WALL, over  # noqa: E402
 from bench.results import committed, committed_suites  # noqa: E402
 from bench.suite import Figures  # noqa: E402
 from bench.tables import Table, ratio  # noqa: E402

@@ -130,7 +130,7 @@ def test_measure_where_there_is_nothing_to_be_relative_to_or_another_shape() -> 
     assert suite.measure(torch.zeros(1, 2), exact) == suite.Errors(0.0, 0.0, 0.0)
     found = suite.measure(torch.tensor([[0.0, 1e-30]]), exact)
     assert (found.frobenius, found.largest) == (math.inf, math.inf)
-    with pytest.raises(ValueError, match=r"shape \(2, 1\), the exact product \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"shape \(2, 1\), but its rows 0:1 should be of shape \(1, 2\)"):
         suite.measure(torch.zeros(2, 1), exact)
 
 

@@ -14,12 +14,12 @@ import torch
 from bench_runs import COMMIT, measured, run, session_of
 
 import cutfuse
-from bench import SUITES, chain_suite, contenders, launches, machine, reference, report, results, runner, tables
+from bench import SUITES, chain_suite, goals, launches, machine, reference, results, runner, tables
 from bench.__main__ import RAW, default_words, main, parse, results_path
-from bench.contenders import CONTENDERS
 from bench.goals import TARGET_DEVICE
-from bench.suite import Case, Session, Shard, suite_of, title_of
-from bench.workloads import CEILINGS, Run, Work, ceilings_for, floor_us, note_wrong
+from bench.launches import CONTENDERS
+from bench.suite import Case, Session, shard_of, suite_of, title_of
+from bench.workloads import Run, Workload, ceilings_for, floor_us, note_wrong
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Of each suite but the models, whose test stands in for the compilers: a few cases, and their contenders.
@@ -54,10 +54,10 @@ def test_suite_measures_reports_and_draws(suite: str, tmp_path: Path, capsys: py
     path = tmp_path / "run.json"
     assert main(["report", str(path), "--markdown"]) == 0
     printed = capsys.readouterr().out
-    assert all(table.markdown() in printed for table in report.tables_of(results.load(path)) if table.rows)
+    assert all(table.markdown() in printed for table in goals.tables_of(results.load(path)) if table.rows)
     assert main(["summarise", str(path), "--output", str(tmp_path / "results")]) == 0
     summary = results.load(tmp_path / "results" / "run.json")
-    assert report.as_markdown(summary, is_short=True) == report.as_markdown(results.load(path), is_short=True)
+    assert goals.as_markdown(summary, is_short=True) == goals.as_markdown(results.load(path), is_short=True)
     assert (tmp_path / "results" / "run.json").stat().st_size < path.stat().st_size
 
 
@@ -114,11 +114,12 @@ def stand_in(name: str, monkeypatch: pytest.MonkeyPatch, prepare: Any) -> None:
 
 
 def test_a_wrong_result_is_not_timed_and_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = contenders.fused
+    right = CONTENDERS["cutfuse"].prepare
 
     def prepare(workload: Any) -> Run:
         own = right(workload)
-        return Run(lambda: own.launch() * 1.5, own.reference)
+        assert own is not None
+        return Run(lambda: own.launch() * 1.5, own.exact)
 
     stand_in("cutfuse", monkeypatch, prepare)
     status, found = run("reference", tmp_path / "run", *ONE)
@@ -127,6 +128,29 @@ def test_a_wrong_result_is_not_timed_and_fails_the_run(tmp_path: Path, monkeypat
     assert entry["note"].startswith("wrong: relative error 5.0e-01")
     assert "median_us" not in entry
     assert "median_us" in found["cases"][0]["contenders"]["eager"]
+
+
+@pytest.mark.parametrize(
+    ("results", "note", "errors"),
+    [
+        ((torch.ones(4), 1e-6 * torch.ones(2)), None, [0.0, 0.0]),
+        ((torch.ones(4), torch.zeros(2)), "wrong: relative error 1.0e+00 against fp64", [0.0, 1.0]),
+        ((torch.ones(4), torch.tensor([1e-6, torch.nan])), "wrong: relative error inf", [0.0, None]),
+        ((torch.zeros(4), torch.ones(2)), "wrong: relative error 1.0e+06", [1.0, 1e6]),
+        ((torch.ones(4), torch.zeros(3)), "failed: ValueError: the result has shape (3,)", None),
+        (torch.ones(4), "failed: ValueError: the number of results is 1, and should be 2", None),
+    ],
+)
+def test_each_of_several_results_is_compared(results: Any, note: str | None, errors: list[float] | None) -> None:
+    exact = (torch.ones(4).double(), 1e-6 * torch.ones(2).double())
+    workload = Workload((), lambda: results, lambda: results, exact)
+    case = launches.launch_case(("a", "", "", "fp32"), lambda device: workload, ["cutfuse"])
+    entry = measured(case, "cutfuse")["contenders"]["cutfuse"]
+    assert entry.get("note", "").startswith(note or "")
+    assert ("note" in entry, "median_us" in entry) == (note is not None, note is None)
+    if errors is not None:
+        found = [entry["error"], entry["gradient_error"]]
+        assert found == pytest.approx([torch.inf if value is None else value for value in errors], rel=1e-3, abs=1e-6)
 
 
 def test_a_failing_contender_leaves_the_others() -> None:
@@ -152,18 +176,24 @@ def test_a_failing_contender_leaves_the_others() -> None:
     }
 
 
-def test_a_case_is_timed_once_its_epilogues_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("suite", "filters", "name"),
+    [("reference", ONE, "interleave"), ("host", ("--filter", "sum over", "--filter", "bf16"), "time_in_turns")],
+)
+def test_a_case_is_timed_in_its_suites_way_once_its_epilogues_are_compiled(
+    suite: str, filters: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order: list[str] = []
-    interleave = launches.interleave
+    measure = getattr(launches, name)
 
     def timed(*given: Any) -> Any:
         order.append("timed")
-        return interleave(*given)
+        return measure(*given)
 
-    monkeypatch.setattr(launches, "interleave", timed)
+    monkeypatch.setattr(launches, name, timed)
     monkeypatch.setattr("cutfuse.wait", lambda _: order.append("compiled"))
-    run("reference", tmp_path / "run", *ONE)
-    assert order == ["compiled", "timed"]
+    _, found = run(suite, tmp_path / "run", *filters)
+    assert order == ["compiled", "timed"] * len(found["cases"])
 
 
 def test_what_cannot_be_chosen_is_refused() -> None:
@@ -171,8 +201,9 @@ def test_what_cannot_be_chosen_is_refused() -> None:
         main(["reference", "--device", "cpu", "--contenders", "eager,fastest"])
     with pytest.raises(SystemExit, match="no case of reference holds nothing like it"):
         main(["reference", "--device", "cpu", "--filter", "nothing like it"])
-    with pytest.raises(SystemExit, match="a shard is written as 1/4"):
-        main(["reference", "--device", "cpu", "--shard", "5/4"])
+    for wrong in ("5/4", "0/4", "2", "a/b", "1/0"):
+        with pytest.raises(SystemExit, match=f"a shard is written as 1/4 or 4/4, not {wrong}"):
+            main(["reference", "--device", "cpu", "--shard", wrong])
 
 
 def test_cases_are_listed_as_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
@@ -301,14 +332,11 @@ def test_merged_shards_are_the_whole_run(measurements: Measurements, tmp_path: P
 def test_shards_divide_the_cases_and_take_about_as_long() -> None:
     cases = list(suite_of("models").cases(False, False, 0))
     for count in (2, 4):
-        parts = [Shard(index, count).of(cases) for index in range(1, count + 1)]
+        parts = [shard_of(cases, index, count) for index in range(1, count + 1)]
         assert sorted(case.title for part in parts for case in part) == sorted(case.title for case in cases)
         seconds = [sum(case.seconds for case in part) for part in parts]
         assert max(seconds) < 1.2 * min(seconds)
         assert parts[0] == [case for case in cases if case in parts[0]]
-    for wrong in ("0/4", "2", "a/b", "1/0"):
-        with pytest.raises(ValueError, match="a shard is written as 1/4"):
-            Shard.parse(wrong)
 
 
 def test_two_processes_measure_the_cases_of_one(tmp_path: Path) -> None:
@@ -381,12 +409,6 @@ def test_floors_of_the_reference_models_on_an_h200(model: str, precision: str, m
     (own,) = (found for found in reference.MODELS if found.name == model)
     floor = floor_us(own.least_work(False, precision), precision, ceilings_for(TARGET_DEVICE))
     assert floor == pytest.approx(microseconds, rel=0.01)
-
-
-def test_no_floor_without_measured_ceilings() -> None:
-    assert ceilings_for("some other card") is None
-    assert floor_us(Work(1, 1), "fp32", None) is None
-    assert CEILINGS[0].source
 
 
 def test_reference_models_are_all_measured() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from bench_runs import LaunchClock, results_of, run, session_of
 
-from bench import fit, fit_suite, report
+from bench import fit, goals
 from bench.__main__ import main
 from bench.fit import PRODUCT, SAMPLES, UNFUSED, Fit, Layer, Sample, Samples, choices, held_out_tables
 from bench.goals import lines_of
@@ -131,7 +131,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, numbers: dict[str, float], count: 
     """Layers as the suite draws and times them, on a device whose ways take what these numbers predict."""
     empty = Samples(DEVICE, 132, 4800.0, (), {}, NUMBERS, ())
 
-    def launches(layer: Layer, device: torch.device) -> fit_suite.Launches:
+    def launches(layer: Layer, device: torch.device) -> fit.Launches:
         assert device.type == "cpu"
         kernels = KERNELS if layer.reduction == "none" else ()
         times = {
@@ -142,10 +142,10 @@ def measured(monkeypatch: pytest.MonkeyPatch, numbers: dict[str, float], count: 
     class Timed(Session):
         clock = LaunchClock()
 
-    monkeypatch.setattr(fit_suite, "launches_of", launches)
-    session = session_of(*fit_suite.CONTENDERS)
+    monkeypatch.setattr(fit, "launches_of", launches)
+    session = session_of(*fit.CONTENDERS)
     timed = Timed(session.device, session.contenders, session.effort)
-    return [figures_of(case, timed) for case in list(fit_suite.SUITE.cases(False, False, 0))[:count]]
+    return [figures_of(case, timed) for case in list(fit.SUITE.cases(False, False, 0))[:count]]
 
 
 def test_a_run_writes_the_samples_and_the_table_which_a_refit_writes_again(
@@ -157,7 +157,7 @@ def test_a_run_writes_the_samples_and_the_table_which_a_refit_writes_again(
     results["machine"]["multiprocessors"] = 132
     monkeypatch.setattr(fit, "SAMPLES", tmp_path / "samples")
     monkeypatch.setattr(fit, "TABLES", tmp_path)
-    lines = fit_suite.finish(results)
+    lines = fit.finish(results)
     assert lines[-1].startswith("Samples: ")
     assert "held-out layers" in lines[0]
     table = tmp_path / "h200.def"
@@ -168,7 +168,7 @@ def test_a_run_writes_the_samples_and_the_table_which_a_refit_writes_again(
     assert main(["refit"]) == 0
     assert table.read_text(encoding="utf-8") == text
     assert "held-out layers" in capsys.readouterr().out
-    assert report.tables_of(results)[1].columns["fastest"][3] == UNFUSED
+    assert goals.tables_of(results)[1].columns["fastest"][3] == UNFUSED
 
 
 def test_the_goals_are_of_the_way_that_the_table_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,17 +182,17 @@ def test_the_goals_are_of_the_way_that_the_table_chooses(monkeypatch: pytest.Mon
 
 
 def test_the_suite_draws_every_kind_of_layer_within_its_time() -> None:
-    cases = list(fit_suite.SUITE.cases(False, False, 0))
-    assert {tuple(case.about["layer"][3:]) for case in cases} == set(fit_suite.FOLLOWING)
-    assert 1.4 * len(cases) < 1.05 * fit_suite.SUITE.time_limit_s
-    assert fit_suite.SUITE.time_limit_s < 1200
+    cases = list(fit.SUITE.cases(False, False, 0))
+    assert {tuple(case.about["layer"][3:]) for case in cases} == set(fit.FOLLOWING)
+    assert 1.4 * len(cases) < 1.05 * fit.SUITE.time_limit_s
+    assert fit.SUITE.time_limit_s < 1200
 
 
 def test_a_time_that_the_host_may_be_a_part_of_is_no_sample() -> None:
     layer = [16, 256, 256, "operands=0; relu z", "none"]
     entries = {KERNELS[0]: {"median_us": 5.0, "late": 1}, KERNELS[1]: {"note": "failed"}, PRODUCT: {"median_us": 4.0}}
     results = results_of("fit", [{"layer": layer, "contenders": entries}])
-    assert [one.times for one in fit_suite.samples_of(results).samples] == [{PRODUCT: 4.0}]
+    assert [one.times for one in fit.samples_of(results).samples] == [{PRODUCT: 4.0}]
 
 
 def test_the_suite_runs_on_the_cpu_and_writes_no_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

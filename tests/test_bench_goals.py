@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from bench_runs import results_of
 
-from bench import SUITES, accuracy_suite, chain_suite, fp32_suite, gains, model_suite, report, results
-from bench.contenders import FUSED, KEPT, SPECIALIZED
+from bench import SUITES, accuracy_suite, chain_suite, fp32_suite, gains, goals, model_suite, results
 from bench.goals import (
     INCOMPLETE,
     MEAN,
@@ -24,6 +23,7 @@ from bench.goals import (
     lines_of,
     share_of_error,
 )
+from bench.launches import FUSED, KEPT, SPECIALIZED
 from bench.suite import Figures, Goal, suite_of
 
 COMMITTED = sorted((Path(__file__).resolve().parents[1] / "bench" / "results").glob("*.json"))
@@ -97,10 +97,10 @@ def test_every_goal_has_cases_and_is_measured_by_the_committed_results(suite: st
     assert all(line.expected == len(line.cells) > 0 for line in lines)
     assert all((line.verdict in (MET, MISSED)) == (line.goal.limit is not None) for line in lines)
     counts = Counter(line.verdict for line in lines if line.verdict)
-    assert f"{counts[MET]} met, {counts[MISSED]} missed, 0 incomplete, 0 not measured." in report.verdict_line(found)
-    table = report.lines_table(found)
+    assert f"{counts[MET]} met, {counts[MISSED]} missed, 0 incomplete, 0 not measured." in goals.verdict_line(found)
+    table = goals.lines_table(found)
     assert list(table.columns)[2] == "ratio"
-    assert all(own.rows for own in report.tables_of(found)[1:])  # summaries are without empty fields
+    assert all(own.rows for own in goals.tables_of(found)[1:])  # summaries are without empty fields
     assert sum(text.startswith("missed (") for text in table.columns["target"]) == counts[MISSED]
 
 
@@ -205,7 +205,7 @@ def test_failures_warnings_and_what_was_left_out_are_told() -> None:
     first["contenders"][SPECIALIZED] = {"note": "wrong: relative error 5.0e-01 against fp64", "warned": "old driver"}
     second["note"] = "failed: OutOfMemoryError: of 3 GB"
     own = {**results_of("host", [first, second], "some other card"), "left_out": ["a case", "another"]}
-    lines = report.remarks(own)
+    lines = goals.remarks(own)
     assert "specialized wrong: relative error 5.0e-01 against fp64 (a group 1x2 bf16)." in lines
     assert "cutfuse warned: old driver (a group 1x2 bf16)." in lines
     assert "failed: OutOfMemoryError: of 3 GB (a group 1x3 bf16)." in lines
@@ -220,7 +220,7 @@ def test_plots_are_of_the_committed_results_and_none_of_nothing(suite: str) -> N
     found = results.committed(suite)
     for name in suite_of(suite).plots:
         svg = plots.render(plots.PLOTS[name], found, plots.INKS["dark"])
-        assert report.heading(found) in svg  # digits of its versions too, which are no coordinates
+        assert goals.heading(found) in svg  # digits of its versions too, which are no coordinates
         assert plots.INKS["dark"] in svg
         assert plots.PLOTS[name]({**found, "cases": []}) is None
 
@@ -229,7 +229,7 @@ def test_a_plot_is_of_each_committed_suite_and_of_the_readme() -> None:
     plots = pytest.importorskip("bench.plots")
     assert {suite for _, suite in plots.documented()} <= set(results.committed_suites())
     assert {name for name, _ in plots.documented()} >= {"gains", "reference"}
-    assert report.heading(results.committed("models")) in plots.render(plots.gains, {}, plots.INKS["light"])
+    assert goals.heading(results.committed("models")) in plots.render(plots.gains, {}, plots.INKS["light"])
 
 
 def test_the_panel_of_goals_has_a_bar_a_mark_and_dots_for_each() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,8 +11,9 @@ import torch
 from bench_runs import CPU, measured
 
 import cutfuse
-from bench import chain_suite, mlp_suite
+from bench import chain_suite, launches, mlp_suite
 from bench.chain_suite import EAGER_STACK, FUSED_STACK, MEMORY, MEMORY_SHAPES, RECOMPUTED_STACK, all_cases
+from bench.launches import Steps
 from bench.mlp_suite import KINDS, RECOMPUTED, SUITE
 from bench.tables import summary
 
@@ -19,6 +22,7 @@ class LiveTensors:
     """Counts what a step holds: `base`, and beyond it `kept` after a forward pass and `most` at the peak."""
 
     def __init__(self, base: int, kept: list[int], most: list[int]) -> None:
+        self.device = CPU
         self.base = base
         self.kept = kept
         self.most = most
@@ -37,17 +41,25 @@ class LiveTensors:
         return self.base + self.most.pop(0)
 
 
-def test_the_last_step_counts_once_kernels_are_compiled_and_what_was_allocated_before_does_not(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("build", "counts_result", "names"),
+    [
+        (partial(chain_suite.stack_steps, dtype=torch.float32), True, (EAGER_STACK, FUSED_STACK, RECOMPUTED_STACK)),
+        *((kind.steps, False, ("eager", "cutfuse", RECOMPUTED)) for kind in KINDS),
+    ],
+)
+def test_the_last_step_counts_once_kernels_are_compiled_without_what_was_there_before(
+    build: Callable[..., Steps], counts_result: bool, names: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A result that does not count has 4 x 16 numbers of 2 bytes, which are 128."""
     waited: list[None] = []
     monkeypatch.setattr(cutfuse, "wait", lambda: waited.append(None))
-    meter = LiveTensors(5000, [9, 9, 100, 9, 9, 90, 9, 9, 60], [9, 9, 300, 9, 9, 310, 9, 9, 250])
-    found = chain_suite.measure_stacks((4, 24, 16), torch.float32, CPU, meter)["contenders"]
+    meter = LiveTensors(5000, [9, 9, 1128, 9, 9, 628, 9, 9, 228], [9, 9, 1300, 9, 9, 900, 9, 9, 950])
+    found = launches.memory_of(partial(build, (4, 24, 16)), counts_result, meter)["contenders"]  # type: ignore[arg-type]
+    more = 128 if counts_result else 0
     assert found == {
-        EAGER_STACK: {"kept_bytes": 100, "peak_bytes": 300},
-        FUSED_STACK: {"kept_bytes": 90, "peak_bytes": 310},
-        RECOMPUTED_STACK: {"kept_bytes": 60, "peak_bytes": 250},
+        name: {"kept_bytes": kept + more, "peak_bytes": peak}
+        for name, kept, peak in zip(names, (1000, 500, 100), (1300, 900, 950), strict=True)
     }
     assert meter.calls == ["allocated", "restart", "allocated", "peak"] * 9
     assert len(waited) == 3
@@ -88,10 +100,11 @@ def test_a_case_of_memory_is_run_with_the_devices_counters(monkeypatch: pytest.M
         asked.append(arguments)
         return {"contenders": {EAGER_STACK: {"kept_bytes": 2_000_000, "peak_bytes": 3_000_000}}}
 
-    monkeypatch.setattr(chain_suite, "measure_stacks", measure)
+    monkeypatch.setattr(launches, "memory_of", measure)
     case = next(case for case in all_cases(False, False, 0) if case.group == MEMORY)
     figures = {**measured(case), "seconds": 4.0}
-    assert asked == [(MEMORY_SHAPES[0], torch.bfloat16, CPU, chain_suite.Meter(CPU))]
+    ((build, counts_result, meter),) = asked
+    assert (build.args, counts_result, meter) == ((MEMORY_SHAPES[0],), True, launches.Meter(CPU))
     assert summary(figures) == "eager 3.0 MB (4.0 s)"
 
 
@@ -101,15 +114,3 @@ def test_the_cases_are_the_named_mlps_and_as_many_of_each_at_random() -> None:
     assert len(named) == 3 * sum(len(kind.shapes) for kind in KINDS)
     assert len(cases) - len(named) == 3 * mlp_suite.RANDOM_COUNT
     assert all(case.group != mlp_suite.MEMORY for case in SUITE.cases(True, False, 0))
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_the_memory_of_a_step_is_without_its_result(kind: mlp_suite.Kind) -> None:
-    """Its 4 x 16 numbers of 2 bytes are 128."""
-    meter = LiveTensors(5000, [9, 9, 1128, 9, 9, 628, 9, 9, 228], [9, 9, 1300, 9, 9, 900, 9, 9, 950])
-    found = mlp_suite.measure_memory(kind, (4, 24, 16), CPU, meter)["contenders"]  # type: ignore[arg-type]
-    assert found == {
-        "eager": {"kept_bytes": 1000, "peak_bytes": 1300},
-        "cutfuse": {"kept_bytes": 500, "peak_bytes": 900},
-        RECOMPUTED: {"kept_bytes": 100, "peak_bytes": 950},
-    }

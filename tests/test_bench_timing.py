@@ -108,21 +108,11 @@ def interleaved(host: Host) -> timing.Times:
     return timing.interleave(launches, host, timing.Effort(0.1, 4, 4), seed=0)["layer"]
 
 
-def timed_model(host: Host) -> timing.Times:
-    times = timing.time_models(
-        {"model": timing.Call(lambda: None)}, {"model": 50.0}, host, timing.Effort(0.01, 4, 4), seed=0
-    )
-    return times["model"]
-
-
 @pytest.mark.parametrize("slower", [[1000.0], [20.0, 20.0, 20.0, 20.0, 900.0, 20.0]], ids=["always", "once"])
 def test_a_host_slower_than_expected_is_in_no_figure(slower: list[float]) -> None:
     found = interleaved(Host(*slower))
     assert found["p90_us"] == found["median_us"] == DEVICE_US
     assert (found["rounds"], found["late"]) == (4, 0)
-    model = timed_model(Host(*slower))
-    assert model["gpu_us"] == model["gpu_range_us"][1] == DEVICE_US
-    assert model["late"] == 0
 
 
 def test_the_launches_of_a_round_are_queued_before_the_device_is_waited_for() -> None:
@@ -141,9 +131,10 @@ def test_the_launches_of_a_round_are_queued_before_the_device_is_waited_for() ->
 
 def test_the_backlog_is_doubled_until_the_host_is_done_in_time() -> None:
     host = Host(1000.0)
-    timed_model(host)
-    assert host.backlogs[:5] == [100.0, 200.0, 400.0, 800.0, 1600.0]
-    assert set(host.backlogs[5:]) == {1600.0}
+    backlogs = timing.Backlogs({"layer": 50.0}, host)
+    for _ in range(2):
+        assert backlogs.queue({"layer": lambda: None})["layer"].microseconds() == DEVICE_US
+    assert host.backlogs == [100.0, 200.0, 400.0, 800.0, 1600.0, 1600.0]
 
 
 def test_no_backlog_is_longer_than_the_longest_and_what_is_late_then_is_counted() -> None:
@@ -152,9 +143,6 @@ def test_no_backlog_is_longer_than_the_longest_and_what_is_late_then_is_counted(
     assert found["median_us"] == DEVICE_US + timing.LONGEST_BACKLOG_US
     assert (found["rounds"], found["late"]) == (4, 4)
     assert max(host.backlogs) == timing.LONGEST_BACKLOG_US
-    found = timed_model(Host(2 * timing.LONGEST_BACKLOG_US))
-    assert found["gpu_us"] == DEVICE_US + timing.LONGEST_BACKLOG_US
-    assert found["late"] == 4
 
 
 def test_rounds_fill_the_time_within_their_bounds_and_end_early_where_they_take_longer() -> None:

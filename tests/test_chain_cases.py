@@ -6,12 +6,13 @@ from collections import Counter
 from itertools import product
 
 import pytest
-import torch
+from bench_runs import CPU
 
+from bench import workloads
 from bench.chain_suite import QUOTAS, SHAPES, all_cases, chains_of, gflop, operand_bytes
-from bench.chains import FULL, LIGHT, LIGHT_ALONE, SPECIAL, Chain, Operand, drawn_chains
+from bench.chains import FULL, LIGHT, LIGHT_ALONE, SPECIAL, Chain, Operand, drawn_chains, finished, operands_of
 from bench.suite import Case
-from bench.workloads import PRECISIONS, REDUCTIONS, WRONG_ABOVE, dimensions
+from bench.workloads import WRONG_ABOVE, dimensions, exact_of, random_tensor
 from cutfuse.epilogue import split_affine
 from cutfuse.epilogue.resolve import resolve
 
@@ -47,20 +48,11 @@ def test_the_chains_are_of_every_kind_that_the_grid_names() -> None:
 
 def relative_error(chain: Chain, precision: str) -> float:
     """Eager's error against fp64 on normal values."""
-    m, n = 64, 512
-    generator = torch.Generator().manual_seed(3)
-
-    def values(shape: tuple[int, ...], name: str) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(PRECISIONS[name].dtype)
-
-    z = values((m, n), precision)
-    operands = [values(operand.shape(m, n), operand.precision(precision)) for operand in chain.operands]
-    y, exact = chain.function(z, *operands), chain.function(z.double(), *(operand.double() for operand in operands))
+    z, operands = random_tensor((64, 512), precision, CPU, 3), operands_of(chain, 64, 512, precision, CPU)
+    y, exact = chain.function(z, *operands), exact_of(chain.function, (z, *operands))[0]
     if not any(operand.is_mixed for operand in chain.operands):
         assert y.dtype == z.dtype
-    if chain.reduce is not None:
-        y, exact = (REDUCTIONS[chain.reduce](value, -1) for value in (y, exact))
-    return ((y.double() - exact).norm() / exact.norm()).item()
+    return workloads.relative_error(finished(chain, y), finished(chain, exact))
 
 
 @pytest.mark.parametrize(("seed", "precision"), list(product((0, 1, 2), ("bf16", "fp16", "fp32"))))

@@ -12,12 +12,11 @@ import torch
 from bench_runs import CPU, measured, parts_of
 
 import cutfuse
-from bench import chain_start, chains
+from bench import chain_suite, chains
 from bench.chain_suite import MODEL, MODEL_CHAINS, ONE_CHAIN, START, all_cases, chains_of
 from bench.chains import LIGHT_ALONE
-from bench.contenders import CONTENDERS, INTERPRETED, POINTWISE, PRODUCT, SPECIALIZED
 from bench.goals import TARGET_DEVICE
-from bench.launches import poison, worst_line_error
+from bench.launches import CONTENDERS, INTERPRETED, POINTWISE, PRODUCT, SPECIALIZED, poison, worst_line_error
 from bench.suite import Case
 from bench.workloads import Reference, ceilings_for, floor_us
 
@@ -137,33 +136,21 @@ def test_poison_fills_a_result_or_several() -> None:
 def test_extra_contenders_are_the_chain_and_the_product_alone() -> None:
     chain = next(chain for chain in chains_of(0) if chain.name == "gelu, z")
     with torch.no_grad():
-        workload = chains.linear((6, 20, 10), chain, "bf16", (POINTWISE, PRODUCT), CPU)
+        workload = chains.linear((6, 20, 10), chain, "bf16", CPU)
         x, weight = workload.arguments
         z = torch.mm(x, weight.t())
-        alone = workload.extras[POINTWISE]
+        alone = workload.extras[POINTWISE]()
         assert alone.launch().shape == (6, 20)  # without the reduction
-        torch.testing.assert_close(alone.reference.compute(0, 6), chain.function(z.double()))
-        torch.testing.assert_close(workload.extras[PRODUCT].launch(), z)
+        torch.testing.assert_close(alone.exact[0], chain.function(z.double()))
+        torch.testing.assert_close(workload.extras[PRODUCT]().launch(), z)
 
 
 def test_a_backward_pass_is_the_gradient_alone() -> None:
     workload = chains.backward((6, 20), LIGHT_ALONE, "fp32", CPU)
     with torch.no_grad():
-        found = [workload.in_mode("off")(), workload.in_mode("off")(), workload.eager()]
+        found = [*(workload.extras[name]().launch() for name in (INTERPRETED, SPECIALIZED)), workload.eager()]
     for gradient in found:
-        torch.testing.assert_close(gradient.double(), workload.reference.compute(0, 6), rtol=1e-5, atol=1e-6)
-
-
-def test_a_training_step_is_compared_in_all_of_its_results() -> None:
-    workload = chains.training_of_gelu((6, 20, 10), "bf16", CPU)
-    with torch.no_grad():
-        parts = CONTENDERS[SPECIALIZED].run(workload).launch()
-    assert [tuple(part.shape) for part in parts] == [(6, 20), (6, 10), (20, 10), (20,)]
-    joint, exact = workload.collect(parts), workload.reference.compute(0, workload.reference.rows)
-    assert exact.norm().item() == pytest.approx(2.0)  # four parts of norm 1
-    assert (joint - exact).norm() < 0.02
-    wrong = (*parts[:3], parts[3] * 1.5)
-    assert (workload.collect(wrong) - exact).norm() == pytest.approx(0.5, abs=0.02)
+        torch.testing.assert_close(gradient.double(), workload.exact[0], rtol=1e-5, atol=1e-6)
 
 
 def test_the_least_time_is_that_of_the_ceilings() -> None:
@@ -171,7 +158,7 @@ def test_the_least_time_is_that_of_the_ceilings() -> None:
     size = 2 * 8192 * 8192
 
     def floor(title: str, device: str = TARGET_DEVICE) -> float | None:
-        return floor_us(cases[title].prepare.args[3], "bf16", ceilings_for(device))  # type: ignore[attr-defined]
+        return floor_us(cases[title].prepare.__self__.work, "bf16", ceilings_for(device))  # type: ignore[attr-defined]
 
     assert floor("pointwise six Light ops 8192x8192 bf16") == pytest.approx(1e6 * 3 * size / 4.28e12)
     reduced = "reduce sum of dim 1 8192x8192 bf16"
@@ -184,9 +171,9 @@ def test_the_least_time_is_that_of_the_ceilings() -> None:
 
 @pytest.fixture
 def small_start() -> Iterator[Any]:
-    """`measure` of a small product."""
+    """`measure_start` of a small product."""
     with torch.no_grad():
-        yield lambda count: chain_start.measure(count, (4, 24, 16), CPU)
+        yield lambda count: chain_suite.measure_start(count, (4, 24, 16), CPU)
 
 
 def test_one_chain_waits_in_its_call_and_many_in_the_background(small_start: Any, modes: Modes) -> None:
@@ -200,7 +187,7 @@ def test_one_chain_waits_in_its_call_and_many_in_the_background(small_start: Any
 
 
 def test_chains_of_the_start_are_different_ones() -> None:
-    chains = chain_start.new_chains(MODEL_CHAINS)
+    chains = chain_suite.new_chains(MODEL_CHAINS)
     assert len({chain.lines for chain in chains}) == MODEL_CHAINS
     assert (chains[0].ops, chains[0].reduce) == (6, None)
     assert min(chain.ops for chain in chains) == 3
@@ -225,7 +212,7 @@ def start_case(variant: str) -> Case:
 
 
 def test_processes_begin_without_a_cache_and_the_second_finds_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_start, "command", lambda count: [sys.executable, "-c", SCRIPT, str(count)])
+    monkeypatch.setattr(chain_suite, "start_command", lambda count: [sys.executable, "-c", SCRIPT, str(count)])
     found = measured(start_case(ONE_CHAIN))["contenders"]
     assert {name: entry["wait_s"] for name, entry in found.items()} == {"cold": 0.4, "second process": 0.01}
     found = measured(start_case(MODEL))["contenders"]
@@ -233,14 +220,14 @@ def test_processes_begin_without_a_cache_and_the_second_finds_one(monkeypatch: p
 
 
 def test_chains_that_are_left_to_the_interpreter_are_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_start, "command", lambda count: [sys.executable, "-c", SCRIPT, str(count - 1)])
+    monkeypatch.setattr(chain_suite, "start_command", lambda count: [sys.executable, "-c", SCRIPT, str(count - 1)])
     found = measured(start_case(MODEL))["contenders"]
     assert found == {"cold": {"note": "failed: 29 of 30 chains ran specialized"}}
 
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="ended with 3: no device"):
-        chain_start.run_process(
+        chain_suite.run_process(
             [sys.executable, "-c", "import sys; print('no device', file=sys.stderr); sys.exit(3)"], tmp_path
         )
-    assert chain_start.command(30)[1:] == ["-m", "bench.chain_start", "30"]
+    assert chain_suite.start_command(30)[1:] == ["-m", "bench.chain_suite", "30"]

@@ -11,7 +11,7 @@ from documents import NEEDS_GPU, OF_H200, OF_PACKAGE, ROOT, blocks_of, name_of, 
 from generated_text import REGION, code, fill
 
 import cutfuse
-from bench.report import lines_table
+from bench.goals import lines_table
 from bench.results import committed, committed_suites
 from cutfuse.epilogue import __main__ as epilogue_listing
 from cutfuse.epilogue.table import op_table

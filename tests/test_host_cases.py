@@ -7,17 +7,17 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
-from bench_runs import CPU, measured
+from bench_runs import CPU, parts_of
 from torch import Tensor
 
 import cutfuse
 from bench import host_suite as suite
 from bench import workloads
 from bench.__main__ import main
-from bench.host_suite import CUTFUSE, PYTORCH, Calls, Group, build_stacks
+from bench.host_suite import Group, build_stacks
 from bench.random_suite import CHAINS, LIMITS, NEW_CHAIN, TRAINING, Layer, random_cases
 from bench.suite import Case
-from bench.workloads import WRONG_ABOVE
+from bench.workloads import WRONG_ABOVE, Workload, errors_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE = (6, 24, 16)
@@ -25,12 +25,13 @@ SHAPE = (6, 24, 16)
 
 def group_of(case: Case) -> Group:
     """The group of a case."""
-    return case.prepare.args[0]  # type: ignore[attr-defined]
+    groups = [*vars(suite).values(), *LIMITS]
+    return next(own for own in groups if isinstance(own, Group) and own.name == case.group)
 
 
-def build_of(case: Case) -> Calls:
-    """The calls of a case."""
-    return case.prepare.args[2](CPU)  # type: ignore[attr-defined]
+def build_of(case: Case) -> Workload:
+    """The workload of a case."""
+    return parts_of(case)[0](CPU)
 
 
 def compiling_cases() -> list[Case]:
@@ -49,13 +50,12 @@ def compiling_cases() -> list[Case]:
 )
 def test_both_calls_give_the_exact_result(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    with torch.set_grad_enabled(group_of(case).needs_grad):
+    with torch.set_grad_enabled(case.needs_grad):
         built = build_of(case)
-        exact = built.exact()
-        assert {part.dtype for part in suite.parts_of(exact)} == {torch.float64}
-        for call in (built.pytorch, built.cutfuse):
-            assert suite.error_of(call(), exact) < WRONG_ABOVE[case.precision]
-            assert suite.error_of(call(), exact) < WRONG_ABOVE[case.precision]  # a call leaves nothing behind
+        assert {part.dtype for part in workloads.parts_of(built.exact)} == {torch.float64}
+        for call in (built.eager, built.fused):
+            for _ in range(2):  # a call leaves nothing behind
+                assert max(errors_of(call(*built.arguments), built.exact)) < WRONG_ABOVE[case.precision]
 
 
 def test_every_group_is_measured() -> None:
@@ -129,45 +129,12 @@ def test_stacks_share_their_parameters() -> None:
     assert all(own is other and own.requires_grad for own, other in pairs)
 
 
-def test_calls_are_timed_when_their_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
-    timed = suite.time_in_turns
-    monkeypatch.setattr(cutfuse, "wait", lambda *_: events.append("waited") or 0)
-    monkeypatch.setattr(suite, "time_in_turns", lambda *given: events.append("timed") or timed(*given))
-    measured(next(case for case in suite.host_suite(small=True, quick=True) if group_of(case) == suite.GELU))
-    assert events == ["waited", "timed"]
-
-
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        (torch.ones(3), "wrong: relative error"),
-        (torch.full((2,), torch.nan), "wrong: relative error inf"),
-        (torch.zeros(2), "failed: ValueError: the results have shapes"),
-    ],
-)
-def test_what_is_wrong_is_not_timed(result: Tensor, message: str) -> None:
-    exact = torch.zeros(3 if message.endswith("shapes") else len(result), dtype=torch.float64)
-    right = lambda: exact.float()  # noqa: E731
-    case = suite.case_of(suite.GELU, "", "fp32", lambda device: Calls(right, lambda: result, lambda: exact))
-    entries = measured(case)["contenders"]
-    assert entries[CUTFUSE]["note"].startswith(message)
-    assert "median_us" not in entries[CUTFUSE]
-    assert entries[PYTORCH]["median_us"] >= 0
-
-
-def test_each_of_several_results_is_compared() -> None:
-    exact = (torch.ones(4).double(), 1e-6 * torch.ones(2).double())
-    assert suite.error_of((torch.ones(4), 1e-6 * torch.ones(2)), exact) < 1e-6
-    assert suite.error_of((torch.ones(4), torch.zeros(2)), exact) == pytest.approx(1.0)
-
-
 # The random suite, whose layers are drawn.
 
 
 def layer_of(case: Case) -> Layer:
     """The layer of a case of the random suite."""
-    return case.prepare.args[2].func.__self__  # type: ignore[attr-defined]
+    return parts_of(case)[0].func.__self__  # type: ignore[attr-defined]
 
 
 def test_layers_are_of_every_kind_in_each_group() -> None:

@@ -13,7 +13,7 @@ from model_checks import calls, compiled
 from torch import Tensor, fx, nn
 
 import cutfuse
-from bench.model_run import kind_of
+from bench.model_suite import kind_of
 from cutfuse.compile import choice
 from cutfuse.compile.choice import absorbed_bytes
 from cutfuse.compile.regions import Region

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +15,24 @@ from bench_runs import LaunchClock, run, session_of
 from torch import Tensor, nn
 
 import cutfuse
-from bench import model_run, model_suite, timing
-from bench.model_run import COMPILE, CONTENDERS, CUTFUSE, EAGER, explained, fused_of, fusion_rows, product_rows
-from bench.model_suite import PASSES, all_cases
-from bench.model_zoo import FORWARD, MODELS, TRAINING, Inputs
-from bench.report import tables_of
+from bench import model_suite, timing
+from bench.goals import tables_of
+from bench.model_suite import (
+    COMPILE,
+    CONTENDERS,
+    CUTFUSE,
+    EAGER,
+    ERRORS,
+    PASSES,
+    Subject,
+    all_cases,
+    explained,
+    fusion_rows,
+    product_rows,
+)
+from bench.model_zoo import MODELS, TRAINING, Batches, Inputs, Model
 from bench.results import load
+from bench.suite import Case
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of PyTorch's own modules, where they are first imported
 
@@ -65,8 +76,6 @@ def test_products_that_differ_by_their_layer_are_counted_together() -> None:
         ("head", 1, 10),
     ]
     assert rows[0]["dtype"] == "bfloat16"
-    assert fused_of(rows) == "13 of 14"
-    assert fused_of([]) == ""
 
 
 def fusion_case(precision: str, shape: str, *reports: SimpleNamespace) -> dict[str, Any]:
@@ -76,12 +85,14 @@ def fusion_case(precision: str, shape: str, *reports: SimpleNamespace) -> dict[s
 
 
 def test_the_table_of_fusion_names_the_cases_where_they_differ() -> None:
-    rows = fusion_rows(
-        [
-            fusion_case("bf16", "batch 1", product("fc", 1), unfused("out", 1), product("up", 1)),
-            fusion_case("bf16", "batch 8", product("fc", 8), product("out", 8), product("up", 8)),
-            fusion_case("bf16", "batch 9"),
-        ]
+    rows = list(
+        fusion_rows(
+            [
+                fusion_case("bf16", "batch 1", product("fc", 1), unfused("out", 1), product("up", 1)),
+                fusion_case("bf16", "batch 8", product("fc", 8), product("out", 8), product("up", 8)),
+                fusion_case("bf16", "batch 9"),
+            ]
+        )
     )
     assert [(row["layers"], row["fused"], row["cases"]) for row in rows] == [
         (["1 x fc 64x16", "1 x up 64x16"], True, "all"),
@@ -105,11 +116,13 @@ def test_reasons_that_differ_by_their_times_are_one() -> None:
     )
 
 
-def test_a_failing_explanation_is_told() -> None:
+def test_a_failing_explanation_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def explain(*arguments: Any) -> None:
         raise RuntimeError("no graph")
 
-    assert explained(nn.Linear(2, 2), Inputs(), explain) == ([], "explain failed: RuntimeError: no graph")
+    monkeypatch.setattr(cutfuse, "explain_model", explain)
+    note = "explain failed: RuntimeError: no graph"
+    assert explained(nn.Linear(2, 2), Inputs()) == {"products": [], "fused": "", "note": note}
 
 
 def test_each_call_is_rewound_before_and_made_once_for_either_time() -> None:
@@ -161,32 +174,25 @@ def test_the_reference_is_in_fp64_throughout() -> None:
     torch.manual_seed(0)
     module = NormInFp32()
     x = torch.randn(4, 16, dtype=torch.float64)
-    wide, call = model_run.in_fp64(module)
+    wide, call = model_suite.in_fp64(module)
     z = wide.layer(x)
     torch.testing.assert_close(call(x), torch.softmax(z, -1) + z.square() + z, rtol=1e-14, atol=1e-14)
 
 
-def errors_with(call: Callable[[nn.Module], Callable[..., Any]]) -> dict[str, Any]:
+def errors_with(monkeypatch: pytest.MonkeyPatch, call: Callable[[nn.Module], Callable[..., Any]]) -> dict[str, Any]:
     """The entries of eager and of a contender that calls the module so, in fp32."""
-    torch.manual_seed(0)
-    module = NormInFp32()
-    other = SimpleNamespace(name="other", label="other", mode=None, of=call)
-
-    def inputs_for(kind: str) -> Inputs:
-        assert kind in (FORWARD, TRAINING)
-        return Inputs((torch.linspace(-1, 1, 64).reshape(4, 16),))
-
-    contenders: Any = (EAGER, other)
-    return model_run.errors_of(session_of(), contenders, module, inputs_for, True)["contenders"]
+    monkeypatch.setitem(CONTENDERS, "other", SimpleNamespace(name="other", mode=None, backend="other", of=call))
+    inputs = Inputs((torch.linspace(-1, 1, 64).reshape(4, 16),))
+    model = Model("", "", lambda small: NormInFp32(), lambda *given: inputs, Batches(4, 4, 4))
+    return Subject(model, ERRORS, "fp32", 4, True).errors(session_of("eager", "other"))["contenders"]
 
 
-def test_errors_are_of_outputs_and_of_all_gradients() -> None:
-    entries = errors_with(lambda module: lambda x: module(x) * 1.001)
+def test_errors_are_of_outputs_and_of_all_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = errors_with(monkeypatch, lambda module: lambda x: module(x) * 1.001)
     assert 0 < entries["eager"]["error"] < 1e-6
     assert 0 < entries["eager"]["gradient_error"] < 1e-6
     assert entries["other"]["error"] == pytest.approx(1e-3, rel=1e-3)
     assert entries["other"]["gradient_error"] == pytest.approx(1e-3, rel=1e-3)
-    assert model_run.joint_error([torch.tensor([math.nan])], [torch.ones(1)]) == math.inf
 
 
 def test_modes_with_cuda_graphs_are_for_gpus() -> None:
@@ -197,13 +203,17 @@ def test_modes_with_cuda_graphs_are_for_gpus() -> None:
     assert (graphs.backend, graphs.mode) == ("cutfuse", "reduce-overhead")
 
 
+def subject_of(case: Case) -> Subject:
+    return case.prepare.__self__  # type: ignore[attr-defined]
+
+
 def test_cuda_graphs_are_timed_where_a_limit_is_about_them() -> None:
     session = session_of(*CONTENDERS)
     for case in all_cases(is_small=True):
         if case.variant in PASSES:
             goals = [goal for goal in model_suite.GOALS if goal.covers(case.as_dict())]
             has_goal = any("CUDA graphs" in goal.what for goal in goals)
-            timed = {found.name for found in model_run.contenders_for(case.variant, case.precision, session)}
+            timed = {found.name for found in subject_of(case).contenders(session)}
             assert timed == {"eager", "compile", "cutfuse"} | (
                 {"compile-graphs", "cutfuse-graphs"} if has_goal else set()
             )
@@ -213,16 +223,16 @@ def test_the_optimizer_of_a_training_step_leaves_the_weights() -> None:
     module = nn.Linear(4, 3)
     before = [parameter.clone() for parameter in module.parameters()]
     inputs = Inputs((torch.ones(2, 4),))
-    gradient = model_run.gradient_of(module, inputs, seed=0)
+    gradient = model_suite.gradient_of(module, inputs, seed=0)
     assert gradient is not None
     assert gradient.shape == (2, 3)
-    call = model_run.caller_for(TRAINING, module, inputs, seed=0)(EAGER)
+    call = model_suite.caller_for(TRAINING, module, inputs, seed=0)(EAGER)
     call.before()
     call.run()
     assert all(parameter.grad is None for parameter in module.parameters())
     assert all(torch.equal(*pair) for pair in zip(module.parameters(), before, strict=True))
     loss = Inputs((torch.ones(2, 4),), tensor=lambda result: result.sum())
-    assert model_run.gradient_of(module, loss, seed=0) is None
+    assert model_suite.gradient_of(module, loss, seed=0) is None
 
 
 @pytest.mark.usefixtures("stand_ins", "one_thread")

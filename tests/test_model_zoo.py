@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.machine import installed_version
-from bench.model_run import in_fp64, output_of, widened_inputs
+from bench.model_suite import in_fp64, output_of, widened_inputs
 from bench.model_zoo import FORWARD, MODELS, TRAINING, Model
 
 CPU = torch.device("cpu")
