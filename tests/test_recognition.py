@@ -643,6 +643,17 @@ def test_numbers_as_operands_are_not_told_apart_by_a_number() -> None:
     assert fingerprint(fn) is None
 
 
+def test_nans_as_operands_are_not_told_apart_by_a_number() -> None:
+    def fn(z: Any, a: float, b: float) -> Any:
+        return z * 2.0 if a in (b,) else z * 3.0
+
+    one, other = float("nan"), float("nan")
+    types_ = (type_of(torch.ones(3)),)
+    for numbers, text in (((one, one), TWICE), ((one, other), THRICE)):
+        assert resolve(fn, 0, types_, numbers).text == text
+        assert recognised(fn, numbers, types_) is None
+
+
 def test_a_constant_of_code_is_one_object() -> None:
     def get() -> float:
         return 2.5
