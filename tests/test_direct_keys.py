@@ -244,6 +244,17 @@ def test_zeros_that_are_stored_nowhere_are_the_general_paths(launches: EmulatedL
         torch.testing.assert_close(run_linear(zero_given), add(z, zero_given[4][0]), rtol=1e-4, atol=1e-4)
 
 
+def test_nans_as_operands_are_the_general_paths(launches: EmulatedLaunches) -> None:
+    """A callable may tell two of them apart, which a plan could not."""
+
+    def fn(z: Tensor, a: float, b: float) -> Tensor:
+        return z * 2 if a in (b,) else z * 3
+
+    x, one, other = torch.randn(ROWS, COLUMNS), float("nan"), float("nan")
+    for b, factor in ((one, 2.0), (other, 3.0), (one, 2.0)):
+        torch.testing.assert_close(cutfuse.pointwise(fn, x, one, b), x * factor)
+
+
 POINTWISE_CHANGES: dict[str, tuple[Any, ...]] = {
     "strides of x": (add, transposed(ROWS, COLUMNS), (torch.randn(ROWS, COLUMNS),), None),
     "strides of an operand": (add, torch.randn(ROWS, COLUMNS), (transposed(ROWS, COLUMNS),), None),

@@ -14,6 +14,7 @@ import resource
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -589,18 +590,235 @@ def test_forgetting() -> None:
     assert learn(fn) > number
 
 
-@pytest.mark.parametrize("value", [lambda: (float("2.5"),), lambda: functools.partial(torch.relu)])
+def same(p: Any, q: Any) -> Fn:
+    return lambda z: z * 2.0 if p is q else z * 3.0
+
+
+def text_of(fn: Fn) -> str:
+    """Of what a call of it runs, now and the next time."""
+    text = resolve(fn, 0).text
+    assert resolve(fn, 0).text == text
+    return text
+
+
+TWICE, THRICE = "operands=0; mul z 2.0", "operands=0; mul z 3.0"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda: functools.partial(torch.relu),
+        lambda: lambda z: z,
+        lambda: (float("2.5"),),
+        lambda: float("2.5"),
+        lambda: np.float64(2.5),
+        lambda: int("1000"),
+        lambda: 1 << int("80"),
+        lambda: "a b".join("cd"),
+        lambda: b"a b".join([b"c", b"d"]),
+        lambda: Epilogue(lambda z: z * 2),
+    ],
+)
 def test_one_object_twice_is_not_two_equal_ones(value: Callable[[], Any]) -> None:
     """Neither by its number nor in what is traced."""
-
-    def scaled(p: Any, q: Any) -> Fn:
-        return lambda z: z * 2.0 if p is q else z * 3.0
-
     one, two = value(), (value(), value())
     for _ in range(2):
-        for fn, factor in ((scaled(one, one), 2.0), (scaled(*two), 3.0), (scaled(one, two[0]), 3.0)):
-            assert resolve(fn, 0).text == f"operands=0; mul z {factor}"
-    assert learn(scaled(one, one)) == learn(scaled(two[0], two[0])) != learn(scaled(*two))
+        assert text_of(same(one, one)) == TWICE
+        assert text_of(same(*two)) == THRICE
+        assert text_of(same(one, two[0])) == THRICE
+    numbers = [learn(same(one, one)), learn(same(two[0], two[0])), learn(same(*two))]
+    assert numbers[2] == 0 or numbers[2] not in numbers[:2]
+    if isinstance(one, functools.partial):
+        assert numbers[0] == numbers[1] > 0
+
+
+def test_numbers_as_operands_are_not_told_apart_by_a_number() -> None:
+    def fn(z: Any, a: float, b: float) -> Any:
+        return z * 2.0 if a is b else z * 3.0
+
+    one, other = float("2.5"), float("2.5")
+    types_ = (type_of(torch.ones(3)),)
+    for numbers, text in (((one, one), TWICE), ((one, other), THRICE)):
+        assert resolve(fn, 0, types_, numbers).text == text
+    assert fingerprint(fn) is None
+
+
+def test_nans_as_operands_are_not_told_apart_by_a_number() -> None:
+    def fn(z: Any, a: float, b: float) -> Any:
+        return z * 2.0 if a in (b,) else z * 3.0
+
+    one, other = float("nan"), float("nan")
+    types_ = (type_of(torch.ones(3)),)
+    for numbers, text in (((one, one), TWICE), ((one, other), THRICE)):
+        assert resolve(fn, 0, types_, numbers).text == text
+        assert recognised(fn, numbers, types_) is None
+
+
+def test_a_constant_of_code_is_one_object() -> None:
+    def get() -> float:
+        return 2.5
+
+    def compare(p: Any) -> Fn:
+        return lambda z: z * 2.0 if get() is p else z * 3.0
+
+    assert text_of(compare(get())) == TWICE
+    assert text_of(compare(float("2.5"))) == THRICE
+
+
+@pytest.mark.parametrize("make_number", [lambda: float("nan"), lambda: np.float64("nan")])
+def test_a_nan_equals_itself_alone(make_number: Callable[[], Any]) -> None:
+    def contains(p: Any, q: Any) -> Fn:
+        return lambda z: z * 2.0 if (p,) == q else z * 3.0
+
+    one, other = make_number(), make_number()
+    for _ in range(2):
+        assert text_of(contains(one, (one,))) == TWICE
+        assert text_of(contains(one, (other,))) == THRICE
+    assert learn(contains(one, (one,))) == learn(contains(other, (other,))) > 0
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "lambda z, act: z * SCALE if act is None else act(z)",
+        "lambda z, act: act(z) if act is not None and SCALE is not False else z",
+        "lambda z, act: z * SCALE if act is torch.relu else act(z)",
+        "lambda z, act: z * SCALE if act is not ACT else act(z)",
+        "lambda z, act: z * SCALE if z.dtype is torch.float32 else act(z)",
+    ],
+)
+def test_what_is_compared_with_a_function_or_none_has_a_number(source: str) -> None:
+    fn = eval(source, {"torch": torch, "SCALE": 2.5, "ACT": F.silu})
+    numbers = [learn(functools.partial(fn, act=act)) for act in (None, torch.relu, F.silu, nn.Tanh())]
+    assert 0 not in numbers
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_code_with_a_set_in_another_order() -> None:
+    sources = ["lambda z: z * [k for k in {8, 0}][0]", "lambda z: z * [k for k in {0, 8}][0]"]
+    first, second = map(eval, sources)
+    for fn in (first, second):
+        factor = float(fn(1))
+        assert text_of(fn) == f"operands=0; mul z {factor}"
+
+
+def test_code_whose_functions_have_another_name() -> None:
+    """Which is a part of what they are formatted as."""
+
+    def define(name: str) -> Fn:
+        scope: dict[str, Any] = {}
+        inner = "def inner(): pass"
+        exec(f"def {name}():\n def fn(z):\n  {inner}\n  return z * len(f'{{inner}}'.split('.<')[0])\n return fn", scope)
+        fn: Fn = scope[name]()
+        fn.__qualname__ = "fn"
+        return fn
+
+    assert text_of(define("short")) != text_of(define("longer"))
+
+
+@pytest.mark.parametrize("constant", [[2.0], torch.tensor(2.0), types.SimpleNamespace(scale=2.0), (np.array(2.0),)])
+def test_code_with_a_constant_that_changes(constant: Any) -> None:
+    fn = eval("lambda z: z * 'constant'")
+    constants = tuple(constant if item == "constant" else item for item in fn.__code__.co_consts)
+    fn.__code__ = fn.__code__.replace(co_consts=constants)
+    assert fingerprint(fn) is None
+    assert native.core.recognise(fn) == 0
+
+
+def test_attributes_of_an_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(epilogue: Any, name: str) -> Fn:
+        fn: Fn = eval(f"lambda z: z * {name}", {"epilogue": epilogue, "len": len})
+        return fn
+
+    first = second = Epilogue(lambda z: z * 2)
+    while len(second.name) == len(first.name):
+        second = Epilogue(lambda z: z * 2)
+    assert text_of(read(first, "len(epilogue.name)")) != text_of(read(second, "len(epilogue.name)"))
+    texts = set()
+    for value in (2.0, 3.0):
+        monkeypatch.setattr(Epilogue, "gain", value, raising=False)
+        texts.add(text_of(read(first, "epilogue.gain")))
+    assert texts == {TWICE, THRICE}
+
+
+def doubled_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return self.forward(*args, **kwargs) * 2.0
+
+
+def other_child(self: Any, name: str) -> Any:
+    return self.__dict__["_modules"]["other"]
+
+
+def first_alone(self: Any) -> Iterator[Any]:
+    return iter([self[0]])
+
+
+@pytest.mark.parametrize(
+    ("function", "other", "of"),
+    [
+        (nn.Module._call_impl, doubled_call, nn.Tanh),
+        (nn.Module._call_impl, doubled_call, lambda: Layer(2.0).method),
+        (nn.Module.__getattr__, other_child, lambda: Layer(2.0).forward),
+        (nn.Sequential.__iter__, first_alone, lambda: nn.Sequential(nn.Tanh(), nn.LeakyReLU(0.5))),
+    ],
+)
+def test_a_function_of_modules_whose_code_is_replaced(function: Any, other: Any, of: Callable[[], Any]) -> None:
+    fn = of()
+    getattr(fn, "__self__", fn).register_module("other", nn.Sigmoid())
+    before = text_of(fn)
+    assert learn(fn)
+    code = function.__code__
+    try:
+        function.__code__ = other.__code__
+        assert native.core.recognise(fn) == 0
+        assert resolve(fn, 0).text != before
+    finally:
+        function.__code__ = code
+    assert learn(fn)
+    assert text_of(fn) == before
+
+
+def test_an_attribute_of_a_function_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    fn = (lambda function: lambda z: z * (lambda value: value.real)(function))(F.leaky_relu)
+    texts = set()
+    for value in (2.0, 3.0):
+        monkeypatch.setattr(F.leaky_relu, "real", value, raising=False)
+        texts.add(text_of(fn))
+    assert texts == {TWICE, THRICE}
+
+
+def test_builtins_of_a_function_that_a_callable_makes() -> None:
+    """It takes those that the globals have by then, and not its maker's."""
+    namespace: dict[str, Any] = {"__builtins__": {"abs": lambda v: v * 2.0}}
+    fn = eval("lambda z: (lambda y: abs(y))(z)", namespace)
+    assert text_of(fn) == TWICE
+    namespace["__builtins__"] = {"abs": lambda v: v * 3.0}
+    assert text_of(fn) == THRICE
+
+
+def test_what_is_read_is_held_while_code_of_a_key_runs() -> None:
+    """Of a key that is like a str: a look-up in its dict calls its `__eq__`."""
+    alive: list[bool] = []
+    namespace: dict[str, Any] = {}
+
+    class Key(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            if namespace.pop("module", None) is not None:
+                alive.append(target() is not None)
+            return False
+
+    fn = eval("lambda z: z * module.scale", namespace)
+    for look_up in (fingerprint, native.core.recognise):
+        module: Any = types.ModuleType("module")
+        vars(module)[Key("scale")] = 1.0
+        target = weakref.ref(module)
+        module.scale = 2.5
+        namespace["module"] = module
+        del module
+        look_up(fn)
+    assert alive == [True, True]
 
 
 @pytest.mark.parametrize("name", ["relu", "__mul__"])

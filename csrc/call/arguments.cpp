@@ -114,6 +114,7 @@ class Reader {
   bool add_operand(PyObject* operand) {
     if (PyFloat_CheckExact(operand)) {
       double const value = PyFloat_AS_DOUBLE(operand);
+      if (value != value) return false;  // a callable may find it in a container, by identity
       uint64_t bits = 0;
       std::memcpy(&bits, &value, sizeof(bits));
       out_.key.add(kFloat);

@@ -18,7 +18,8 @@ constexpr int kValuesLimit = 256;  // of one callable
 constexpr Py_ssize_t kTextLimit = 4096;
 constexpr long kIntegerBitsLimit = 1024;
 
-// A chain (name or index, attribute...): what code reads of a name or a free variable, and of that one by one.
+// A chain (name or index, attribute...): what code reads of a name or a free variable, and of that one by one. One that
+// ends in None is compared with another value by identity.
 using Chains = std::vector<PyRef>;
 
 // What cutfuse/epilogue/fingerprint.py tells of code, which is kept so that no other takes its address.
@@ -46,7 +47,8 @@ struct AttributeFacts {
 // Of a class by its version, which is another one after anything about it or a base has changed.
 struct ClassFacts {
   bool is_plain;
-  PyRef forward;  // of PyTorch's own modules
+  PyRef forward;    // of PyTorch's own modules
+  PyRef functions;  // what a call of a module runs besides: a tuple of such as `known` has
   std::unordered_map<PyObject*, AttributeFacts> attributes;
 };
 
@@ -58,7 +60,7 @@ struct Facts {
 
 // What is the same in the whole process; set once.
 struct Language {
-  PyObject* known = nullptr;  // a dict: (itself, code, defaults) of what stands for itself in a key
+  PyObject* known = nullptr;  // a dict: of what stands for itself in a key (itself, code, defaults, attributes' count)
   PyObject* hooks = nullptr;  // of all modules: (namespace, name of the check, its code, containers), or None
   PyTypeObject* dtype = nullptr;
   PyTypeObject* tensor = nullptr;
@@ -81,7 +83,7 @@ inline Language language;
 enum class Answer {
   kSame,       // an object by identity: of Python's or the language's own
   kCode,       // by what stands for it
-  kSeen,       // the function, tuple or partial that was found as number `bits`
+  kSeen,       // the function, partial or NaN that was found as number `bits`
   kFloat,      // by bits
   kInt,        // by value
   kText,       // str or bytes by type and value; an int beyond 64 bits, too
@@ -121,37 +123,52 @@ inline bool operator==(Token const& first, Token const& second) {
   return first.object == second.object || (is_text(first) && is_equal(first.object, second.object));
 }
 
-// A walk's tokens: in an array, and on the heap where they are many.
-class Tokens {
+// In an array, and on the heap where they are many.
+template <class T>
+class Few {
  public:
-  Tokens() = default;
-  Tokens(Tokens const&) = delete;
-  Tokens& operator=(Tokens const&) = delete;
+  Few() = default;
+  Few(Few const&) = delete;
+  Few& operator=(Few const&) = delete;
 
-  void push(Token token) {
+  void push(T const& item) {
     if (count_ == kFew) more_.assign(few_, few_ + kFew);
     if (count_ >= kFew) {
-      more_.push_back(token);
+      more_.push_back(item);
     } else {
-      few_[count_] = token;
+      few_[count_] = item;
     }
     ++count_;
+  }
+
+  T const* begin() const { return count_ > kFew ? more_.data() : few_; }
+  T const* end() const { return begin() + count_; }
+
+ private:
+  static constexpr size_t kFew = 64;
+
+  size_t count_ = 0;
+  T few_[kFew];
+  std::vector<T> more_;
+};
+
+// A walk's tokens.
+class Tokens {
+ public:
+  void push(Token const& token) {
+    items_.push(token);
     uint64_t const object = is_text(token) ? 0 : reinterpret_cast<uintptr_t>(token.object) >> 4;
     hash_ = (hash_ ^ static_cast<uint64_t>(token.bits) ^ object) * 0x9E3779B97F4A7C15ull;
     hash_ ^= hash_ >> 32 ^ static_cast<uint64_t>(token.answer);
   }
 
-  Token const* begin() const { return count_ > kFew ? more_.data() : few_; }
-  Token const* end() const { return begin() + count_; }
+  Token const* begin() const { return items_.begin(); }
+  Token const* end() const { return items_.end(); }
   uint64_t hash() const { return hash_; }
 
  private:
-  static constexpr size_t kFew = 64;
-
   uint64_t hash_ = 0;
-  size_t count_ = 0;
-  Token few_[kFew];
-  std::vector<Token> more_;
+  Few<Token> items_;
 };
 
 // Where an object has an attribute: see cutfuse/epilogue/reads.py.
@@ -173,6 +190,9 @@ class Walk {
   ~Walk() {
     for (int k = 0; k < count_; ++k) {
       Py_DECREF(slots_[k].value);
+    }
+    for (PyObject* const object : held_) {
+      Py_DECREF(object);
     }
   }
 
@@ -209,13 +229,11 @@ class Walk {
 
   static PyFunctionObject* as_function(PyObject* object) { return reinterpret_cast<PyFunctionObject*>(object); }
 
-  // For as long as the walk takes. With a GIL its owner holds it: no other thread runs. Without one this may be the
-  // last reference, and what its end runs cannot run under the lock.
+  // For as long as the walk takes: another thread may drop what is read, or code of a key that is like a str, and what
+  // the end of the last reference runs cannot run under the lock.
   PyObject* hold(PyRef&& reference) {
-    PyObject* const object = reference.get();
-#ifdef Py_GIL_DISABLED
-    held_.push_back(std::move(reference));
-#endif
+    PyObject* const object = reference.release();
+    if (object != nullptr) held_.push(object);
     return object;
   }
 
@@ -278,7 +296,7 @@ class Walk {
       double const value = PyFloat_AS_DOUBLE(object);
       int64_t bits;
       std::memcpy(&bits, &value, sizeof(bits));
-      return add(Answer::kFloat, bits);
+      return (value != value && take_seen(object)) || add(Answer::kFloat, bits);
     }
     if (PyLong_CheckExact(object)) {
       return take_integer(object);
@@ -295,14 +313,13 @@ class Walk {
     }
     bool const is_class = type == &PyType_Type || object == reinterpret_cast<PyObject*>(language.tensor);
     if (is_class || type == &PyCFunction_Type || type == &PyMethodDescr_Type) {
-      PyObject* const found = hold(item_of(language.known, object));
-      return found != nullptr && add_same(PyTuple_GET_ITEM(found, 0));  // which may equal another object
+      return item_of(language.known, object) && add_same(object);
     }
     if (type == language.partial) {
       return take_partial(object);
     }
     if (type == language.epilogue) {
-      return take_epilogue(object);
+      return is_root && take_epilogue(object);  // as another value it has a name and an identity
     }
     if (PyMethod_Check(object)) {
       return is_root && take_method(object);  // as another value it has a repr and an identity
@@ -314,8 +331,10 @@ class Walk {
     if (!is_numpy || PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) {
       return false;
     }
-    PyRef const number = PyRef::steal(PyFloat_FromDouble(PyFloat_AS_DOUBLE(object)));
-    return add(Answer::kFloatType, 0, reinterpret_cast<PyObject*>(type)) && push(number.get());
+    double const value = PyFloat_AS_DOUBLE(object);
+    PyRef const number = PyRef::steal(PyFloat_FromDouble(value));
+    return (value != value && take_seen(object)) ||
+           (add(Answer::kFloatType, 0, reinterpret_cast<PyObject*>(type)) && push(number.get()));
   }
 
   bool take_integer(PyObject* object) {
@@ -328,16 +347,19 @@ class Walk {
     return bits && PyLong_AsLong(bits.get()) <= kIntegerBitsLimit && add_text(object);
   }
 
-  // Whether an object was reached before: then its number stands for it. Code may ask whether two objects are one.
+  // Whether an object was reached before: then its number stands for it. Code may ask whether two objects are one, or
+  // equal, which a NaN in a container is to itself alone.
   bool take_seen(PyObject* object) {
     PyObject** const end = seen_ + seen_count_;
     PyObject** const found = std::find(seen_, end, object);
-    return found != end && add(Answer::kSeen, found - seen_);
+    if (found == end) {
+      seen_[seen_count_++] = object;
+      return false;
+    }
+    return add(Answer::kSeen, found - seen_);
   }
 
   bool take_tuple(PyObject* object) {
-    if (take_seen(object)) return true;
-    seen_[seen_count_++] = object;
     Py_ssize_t const size = PyTuple_GET_SIZE(object);
     for (Py_ssize_t k = 0; k < size; ++k) {
       if (!push(PyTuple_GET_ITEM(object, k))) {
@@ -351,11 +373,8 @@ class Walk {
     PyObject* const code = field(object, as_function(object)->func_code);
     auto const found = facts_.codes.find(code);
     bool const may_be_known = found == facts_.codes.end() || found->second.is_known;
-    if (PyObject* const known = may_be_known ? hold(item_of(language.known, object)) : nullptr) {
-      PyObject* const defaults = field(object, as_function(object)->func_defaults);
-      bool const is_patched = code != PyTuple_GET_ITEM(known, 1) ||
-                              (defaults == nullptr ? Py_None : defaults) != PyTuple_GET_ITEM(known, 2);
-      return !is_patched && add_same(object);
+    if (PyRef const known = may_be_known ? item_of(language.known, object) : PyRef()) {
+      return is_as_told(known.get()) && add_same(object);
     }
     if (take_seen(object)) return true;
     if (found == facts_.codes.end()) {
@@ -364,8 +383,27 @@ class Walk {
     if (!found->second.is_function || has_attributes(object)) {
       return false;
     }
-    seen_[seen_count_++] = object;
     return take_reads(object, found->second, Answer::kCode);
+  }
+
+  // Of an item of language.known.
+  static bool is_as_told(PyObject* told) {
+    PyObject* const owner = PyTuple_GET_ITEM(told, 0);
+    PyFunctionObject* const own = as_function(owner);
+    PyRef const defaults = field_of(owner, own->func_defaults);
+    PyRef const attributes = field_of(owner, own->func_dict);
+    return field_of(owner, own->func_code).get() == PyTuple_GET_ITEM(told, 1) &&
+           (defaults ? defaults.get() : Py_None) == PyTuple_GET_ITEM(told, 2) &&
+           (attributes ? PyDict_GET_SIZE(attributes.get()) : 0) == PyLong_AsSsize_t(PyTuple_GET_ITEM(told, 3));
+  }
+
+  static bool are_as_told(PyObject* functions) {
+    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(functions); ++k) {
+      if (!is_as_told(PyTuple_GET_ITEM(functions, k))) {
+        return false;
+      }
+    }
+    return true;
   }
 
   bool has_attributes(PyObject* function) {
@@ -403,7 +441,15 @@ class Walk {
       return nullptr;
     }
     PyObject* const found = hold(item_of(function->func_globals, name));
-    return found != nullptr ? found : hold(item_of(function->func_builtins, name));
+    if (found != nullptr) {
+      return found;
+    }
+    // A function that this one makes takes what the globals call so.
+    static PyObject* const builtins = PyUnicode_InternFromString("__builtins__");
+    PyObject* const named = hold(item_of(function->func_globals, builtins));
+    PyObject* const home = named != nullptr && PyModule_Check(named) ? PyModule_GetDict(named) : named;
+    bool const is_same = home == nullptr || home == function->func_builtins;
+    return is_same ? hold(item_of(function->func_builtins, name)) : nullptr;
   }
 
   PyObject* read_free(PyFunctionObject* function, Py_ssize_t index) {
@@ -418,7 +464,9 @@ class Walk {
   // not one, which becomes a value. How far that is belongs to the key: an attribute may be a module with an attribute
   // `imag`, or a number.
   bool take_chain(PyObject* value, PyRef const& chain, Py_ssize_t start) {
-    Py_ssize_t const size = PyTuple_GET_SIZE(chain.get());
+    Py_ssize_t size = PyTuple_GET_SIZE(chain.get());
+    bool const is_compared = PyTuple_GET_ITEM(chain.get(), size - 1) == Py_None;
+    size -= is_compared ? 1 : 0;
     Py_ssize_t place = start;
     for (; value != nullptr && place < size && PyModule_CheckExact(value); ++place) {
       value = hold(item_of(PyModule_GetDict(value), PyTuple_GET_ITEM(chain.get(), place)));
@@ -430,7 +478,7 @@ class Walk {
       add(Answer::kDepth, place - start);
     }
     if (place == size) {
-      return push(value);
+      return (!is_compared || has_identity(value)) && push(value);
     }
     bool is_plain = false;
     if (!read_is_plain(Py_TYPE(value), is_plain)) {
@@ -442,7 +490,13 @@ class Walk {
     // Attributes of these may change without their key changing.
     bool const is_callable = PyFunction_Check(value) || PyCFunction_Check(value) ||
                              Py_TYPE(value) == &PyMethodDescr_Type || PyObject_TypeCheck(value, language.partial);
-    return !is_callable && value != reinterpret_cast<PyObject*>(language.tensor) && push(value);
+    return !is_callable && !is_compared && value != reinterpret_cast<PyObject*>(language.tensor) && push(value);
+  }
+
+  // Whether the key tells an object from all others, not only from those of other values.
+  static bool has_identity(PyObject* object) {
+    bool const is_number = (PyLong_Check(object) && !PyBool_Check(object)) || PyFloat_Check(object);
+    return !is_number && !PyUnicode_Check(object) && !PyBytes_Check(object) && !PyTuple_Check(object);
   }
 
   // False where it is not known yet.
@@ -502,10 +556,12 @@ class Walk {
     if (facts.of_class) {
       return {facts.of_class.get(), Place::kClass};
     }
+    if (!facts.may_be_child || !are_as_told(of_class.functions.get())) {
+      return {nullptr, Place::kChildren};
+    }
     for (PyObject* const home : {language.parameters, language.buffers}) {
       PyObject* const tensors = hold(item_of(attributes, home));
-      if (!facts.may_be_child || tensors == nullptr || !PyDict_CheckExact(tensors) ||
-          hold(item_of(tensors, name)) != nullptr) {
+      if (tensors == nullptr || !PyDict_CheckExact(tensors) || hold(item_of(tensors, name)) != nullptr) {
         return {nullptr, Place::kChildren};
       }
     }
@@ -514,7 +570,6 @@ class Walk {
 
   bool take_partial(PyObject* object) {
     if (take_seen(object)) return true;
-    seen_[seen_count_++] = object;
     PyObject* const attributes = hold(dict_of(object));
     if (attributes == nullptr || !PyDict_CheckExact(attributes) || PyDict_GET_SIZE(attributes) != 0) {
       return false;
@@ -554,7 +609,8 @@ class Walk {
   bool take_module(PyObject* module) {
     uint32_t const version = version_of(Py_TYPE(module));
     ClassFacts const* const of_class = facts_of(Py_TYPE(module), version);
-    if (of_class == nullptr || !of_class->forward || is_twice(module) || has_hooks()) {
+    if (of_class == nullptr || !of_class->forward || is_twice(module) || has_hooks() ||
+        !are_as_told(of_class->functions.get())) {
       return false;
     }
     PyObject* const forward = of_class->forward.get();
@@ -640,14 +696,12 @@ class Walk {
 
   Facts& facts_;
   bool is_new_;
-#ifdef Py_GIL_DISABLED
-  std::vector<PyRef> held_;
-#endif
+  Few<PyObject*> held_;
   Py_ssize_t text_ = 0;
   int count_ = 0;
   int seen_count_ = 0;
   Slot slots_[kValuesLimit];
-  PyObject* seen_[kValuesLimit];  // functions, tuples and partials
+  PyObject* seen_[kValuesLimit];  // functions, partials and NaNs
 };
 
 }  // namespace cutfuse::call

@@ -179,9 +179,9 @@ bool learn_code(PyObject* given) {
 bool learn_class(PyObject* given) {
   unsigned version;
   int is_plain;
-  PyObject* forward;
-  if (!PyArg_ParseTuple(given, "IpO", &version, &is_plain, &forward)) return false;
-  ClassFacts found{is_plain != 0, forward == Py_None ? PyRef() : PyRef::share(forward), {}};
+  PyObject *forward, *functions;
+  if (!PyArg_ParseTuple(given, "IpOO!", &version, &is_plain, &forward, &PyTuple_Type, &functions)) return false;
+  ClassFacts found{is_plain != 0, forward == Py_None ? PyRef() : PyRef::share(forward), PyRef::share(functions), {}};
   std::unordered_map<uint32_t, ClassFacts> former;
   Lock const lock;
   if (walks != 0) {

@@ -31,11 +31,13 @@ from cutfuse.epilogue.reads import (
     IN_CLASS,
     MISSING,
     NoKeyError,
+    Reads,
     added_names,
     attributes_of,
     builtins_of,
     children_of,
     class_attribute,
+    functions_of_torch,
     gives_children,
     has_plain_dict,
     is_of_torch,
@@ -81,17 +83,22 @@ def _number_once_told(value: object, found: Any) -> int | None:
 
 @functools.lru_cache(maxsize=1)
 def _tell_language() -> None:
-    """What stands for itself in a key: the language's and Python's own. For those written in Python with the code and
-    the defaults that they have: their bodies run before `__torch_function__` is called, so one that is patched later
-    has no key."""
+    """What stands for itself in a key: the language's and Python's own. For those written in Python with what they are
+    told by: their bodies run before `__torch_function__` is called, so one that is patched later has no key."""
     known = {*op_table().callables, *compositions(), *_PURE_FUNCTIONS, *_PURE_TYPES, torch.Tensor}
     known.update(value for value in vars(math).values() if isinstance(value, types.BuiltinFunctionType))
     bodies: dict[Any, Any] = {}
     for value in known:
-        code = getattr(value, "__code__", None)
-        bodies[value] = bodies[code] = (value, code, getattr(value, "__defaults__", None))
+        bodies[value] = bodies[getattr(value, "__code__", None)] = _told(value)
     kinds = torch.dtype, torch.Tensor, nn.Module, Epilogue, functools.partial
     native.core.learn_language(bodies, _check_of_global_hooks(), kinds)
+
+
+def _told(value: Any) -> tuple[Any, ...]:
+    """A function of PyTorch's, its code, its defaults and how many attributes it has, which a library may replace in
+    place. Those that matter here have no arguments by keyword alone."""
+    code, defaults = getattr(value, "__code__", None), getattr(value, "__defaults__", None)
+    return value, code, defaults, len(getattr(value, "__dict__", ()))
 
 
 def _check_of_global_hooks() -> Any:
@@ -114,17 +121,25 @@ def _facts_of_code(code: types.CodeType) -> tuple[Any, ...]:
     reads, added = reads_of(code), added_names()
     is_function = not (reads.opaque or reads.attributes or reads.names & added)
     is_method = not (reads.opaque or reads.others or reads.own is None or reads.other_names & added)
-    globals_, free = (tuple((name, *chain) for name, chain in chains) for chains in (reads.globals, reads.free))
+    globals_ = tuple((name, *chain, *_mark(name, chain, reads)) for name, chain in reads.globals)
+    free = tuple((index, *chain, *_mark(code.co_freevars[index], chain, reads)) for index, chain in reads.free)
     own, attributes = reads.own or (), tuple(reads.attributes)
     return code, reads, is_function, is_method, not reads.opaque, globals_, free, own, attributes, base
+
+
+def _mark(name: str, chain: tuple[str, ...], reads: Reads) -> tuple[None, ...]:
+    """What ends the chain of something that is compared by identity."""
+    return (None,) if (name, chain) in reads.compared else ()
 
 
 @dynamo.disable
 def _facts_of_class(kind: type) -> tuple[Any, ...]:
     version = _version_of(kind)
-    forward = getattr(kind, "forward", None) if issubclass(kind, nn.Module) and is_of_torch(kind) else None
+    is_module = issubclass(kind, nn.Module)
+    forward = getattr(kind, "forward", None) if is_module and is_of_torch(kind) else None
+    functions = tuple(map(_told, functions_of_torch(kind))) if is_module else ()
     # A scripted module's class has none that can be read.
-    return version, is_plain(kind), forward if type(forward) is types.FunctionType else None
+    return version, is_plain(kind), forward if type(forward) is types.FunctionType else None, functions
 
 
 def _facts_of_attribute(kind: type, name: str) -> tuple[Any, ...]:
@@ -179,8 +194,7 @@ def shorter_first(reads: tuple[tuple[_Name, tuple[str, ...]], ...]) -> list[tupl
 class _Copier:
     def __init__(self) -> None:
         self.functions: list[tuple[types.FunctionType, types.FunctionType]] = []
-        self._copies: dict[types.FunctionType, types.FunctionType] = {}
-        self._values: dict[int, tuple[Any, Any]] = {}  # by address: a tuple or a partial, and its copy
+        self._copies: dict[Any, Any] = {}  # of functions and partials: code may ask whether two are one
 
     def copy(self, value: Any) -> Any:
         """Of a function only the code and empty cells, which `fill` fills later: functions may refer to each other in
@@ -188,8 +202,10 @@ class _Copier:
         kind = type(value)
         if kind is types.FunctionType:
             return value if is_known(value) else self._copies.get(value) or self._copy_shell(value)
-        if kind is tuple or kind is functools.partial:
-            return self._copy_once(value)
+        if kind is tuple:
+            return tuple(map(self.copy, value))
+        if kind is functools.partial:
+            return self._copies.get(value) or self._copy_partial(value)
         if kind is types.MethodType:
             return self._copy_method(value)
         if issubclass(kind, nn.Module):
@@ -213,16 +229,11 @@ class _Copier:
         functools.update_wrapper(function, original)
         del vars(function)["__wrapped__"]
 
-    def _copy_once(self, value: Any) -> Any:
-        """The one copy of a tuple or a partial, however often it is reached: code may ask whether two are one."""
-        if id(value) not in self._values:
-            if type(value) is tuple:
-                copy: Any = tuple(map(self.copy, value))
-            else:
-                arguments = self.copy(value.args)
-                copy = functools.partial(self.copy(value.func), *arguments, **self._copy_items(value.keywords))
-            self._values[id(value)] = value, copy
-        return self._values[id(value)][1]
+    def _copy_partial(self, partial: functools.partial[Any]) -> functools.partial[Any]:
+        arguments = self.copy(partial.args)
+        copy = functools.partial(self.copy(partial.func), *arguments, **self._copy_items(partial.keywords))
+        self._copies[partial] = copy
+        return copy
 
     def _copy_shell(self, original: types.FunctionType) -> types.FunctionType:
         code = original.__code__

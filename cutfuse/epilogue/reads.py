@@ -17,8 +17,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from cutfuse.epilogue.trace import Epilogue
-
 _CODE_LIMIT = 16 * 1024  # bytes; an epilogue of ten lines has about 2000
 
 _ATTRIBUTE_LOADS = {"LOAD_ATTR", "LOAD_METHOD"}
@@ -32,6 +30,8 @@ _LOCAL_LOADS = {
     "STORE_FAST_LOAD_FAST",
 }
 _NO_OPERATION = {"EXTENDED_ARG", "CACHE", "NOP"}
+# Constants of which Python has one object.
+_SINGLETONS = {bool, type(None), type(...)}
 # Instructions that store outside the function, or read by a name that cannot be told from the code.
 _OPAQUE = re.compile("_NAME$|GLOBAL|STORE_ATTR|DELETE_ATTR|BUILD_CLASS|SUPER_ATTR")
 
@@ -50,30 +50,36 @@ class _Read(NamedTuple):
     """One instruction that reads from outside the function, or its first parameter.
 
     "global", "free" and "first": a name, and in `chain` the attributes that the next instructions read of it.
-    "attribute": an attribute of any other value. "unknown": an instruction that stores outside, or reads by a name that
-    the code does not hold. "stored": one that stores the first parameter, or uses it in a way that is not told here.
+    "attribute": an attribute of any other value. "unknown": an instruction that stores outside, reads by a name that
+    the code does not hold, or asks whether two other values are one object. "stored": one that stores the first
+    parameter, or uses it in a way that is not told here.
+    is_compared: whether the next instruction asks if another value is the same object.
     """
 
     kind: Literal["global", "free", "first", "attribute", "unknown", "stored"]
     name: str = ""
     chain: tuple[str, ...] = ()
+    is_compared: bool = False
 
 
 class Reads:
     """What a code object and the code nested in it read from outside.
 
     globals: (name, attributes taken of it at once). free: (index, such attributes for each read) of free variables.
+    compared: those of both, as names and attributes, of which the code asks whether another value is the same object.
     opaque: the code reads or writes more than these tell. names: of the attributes that it takes of values whose origin
     the code does not tell. attributes: those of them that tensors, numbers, strings and containers do not have.
     own: the attributes for each read of the first parameter, `self` in a method; None where the code uses it in any
     other way. other_names and others: like names and attributes, without those of the first parameter.
     """
 
-    __slots__ = ("attributes", "free", "globals", "names", "opaque", "other_names", "others", "own")
+    __slots__ = ("attributes", "compared", "free", "globals", "names", "opaque", "other_names", "others", "own")
 
     def __init__(self, code: types.CodeType) -> None:
         first = code.co_varnames[0] if code.co_argcount else None
-        found = tuple(dict.fromkeys(_find_reads(code, frozenset(code.co_freevars), first)))
+        reads = tuple(dict.fromkeys(_find_reads(code, frozenset(code.co_freevars), first)))
+        self.compared = frozenset((read.name, read.chain) for read in reads if read.is_compared)
+        found = tuple(dict.fromkeys(read._replace(is_compared=False) for read in reads))
         self.globals = tuple((read.name, read.chain) for read in found if read.kind == "global")
         # Each free variable at least once, as a nested function may hold it without reading it.
         chains = [(read.name, read.chain) for read in found if read.kind == "free"]
@@ -91,31 +97,53 @@ class Reads:
         self.opaque = any(read.kind == "unknown" for read in found) or any(map(_reveals_more, everywhere))
 
 
-def is_comparable(code: types.CodeType) -> bool:
-    """Whether code is small enough to be kept, and equals code of the same text, which a NaN in it prevents."""
+_CONSTANTS = {*_SINGLETONS, int, float, complex, str, bytes, slice, tuple, frozenset, types.CodeType}
+
+
+def _identify(code: types.CodeType) -> tuple[Any, ...]:
+    """What equals that of code that computes the same: equal code may have sets of another order, and other names.
+
+    Raises NoKeyError for code that is too large to be kept, or with constants that change or do not equal themselves.
+    """
     size = 0
-    values: list[object] = [code]
+    values: list[Any] = [code]
+    unequal: list[Any] = []
     for value in values:
         size += sys.getsizeof(value)
-        if size > _CODE_LIMIT or (isinstance(value, float) and value != value):
-            return False
+        if size > _CODE_LIMIT or type(value) not in _CONSTANTS or value != value:
+            raise NoKeyError
         if isinstance(value, types.CodeType):
+            unequal.append(getattr(value, "co_qualname", ""))  # which Python 3.10 has as a constant
             values.extend((value.co_consts, value.co_names, value.co_varnames, value.co_cellvars, value.co_freevars))
         elif isinstance(value, tuple | frozenset):
-            values.extend(value)
-    return True
+            values.extend(items := tuple(value))
+            unequal.append(items if isinstance(value, frozenset) else ())
+        elif isinstance(value, slice):
+            values.extend((value.start, value.stop, value.step))
+    return code, *unequal
 
 
 def _find_reads(code: types.CodeType, free: frozenset[str], first: str | None) -> Iterator[_Read]:
     """The reads in code and in the code nested in it. `free` has the outermost function's free variables, and `first`
     is its first parameter."""
     root: _Read | None = None
+    is_singleton = False  # what the last instruction gave
     for item in dis.get_instructions(code):
-        if item.is_jump_target and root is not None:  # what is on the stack may come from elsewhere
-            yield root
-            root = None
+        if item.is_jump_target:  # what is on the stack may come from elsewhere
+            is_singleton = False
+            if root is not None:
+                yield root
+                root = None
         if item.opname in _NO_OPERATION:
             continue
+        if item.opname == "IS_OP":
+            if root is not None and root.kind != "first":
+                root = root._replace(is_compared=True)
+            elif root is not None or not is_singleton:
+                yield _Read("unknown")
+        is_singleton = item.opname == "LOAD_COMMON_CONSTANT" or (
+            item.opname == "LOAD_CONST" and type(item.argval) in _SINGLETONS
+        )
         if item.opname in _ATTRIBUTE_LOADS and root is not None:
             root = root._replace(chain=(*root.chain, item.argval))
             continue
@@ -165,7 +193,7 @@ class NoKeyError(Exception):
 
 
 # By value, so that code compiled again from the same text has the same key.
-_reads_by_code: dict[types.CodeType, Reads] = {}
+_reads_by_code: dict[tuple[Any, ...], Reads] = {}
 _lock = threading.Lock()
 
 
@@ -183,9 +211,8 @@ def remember(cache: dict[Any, _Value], key: Hashable, value: _Value, limit: int)
 
 def reads_of(code: types.CodeType) -> Reads:
     """What code reads. Raises NoKeyError where it is too large to be kept."""
-    if not is_comparable(code):
-        raise NoKeyError
-    return _reads_by_code.get(code) or remember(_reads_by_code, code, Reads(code), _CODES_LIMIT)
+    key = _identify(code)
+    return _reads_by_code.get(key) or remember(_reads_by_code, key, Reads(code), _CODES_LIMIT)
 
 
 def read_global(fn: types.FunctionType, name: str) -> Any:
@@ -245,6 +272,14 @@ def _own_classes(kind: type[nn.Module]) -> list[type]:
     return [home for home in kind.__mro__ if home is not nn.Module and home is not object]
 
 
+def functions_of_torch(kind: type[nn.Module]) -> list[types.FunctionType]:
+    """What a call of a module of torch.nn may run besides its `forward`, and a read of a module in another one."""
+    homes = [vars(home) for home in _own_classes(kind)] if is_of_torch(kind) else []
+    found = [value for home in homes for name, value in home.items() if name != "forward"]
+    found += [_MODULE.get(name) for name in _CALL_PATH]
+    return [value for value in found if type(value) is types.FunctionType]
+
+
 def added_names() -> set[str]:
     """The functions of nn.Module that are not PyTorch's, such as one that transformers adds to initialize models."""
     items = tuple(_MODULE.items())
@@ -294,7 +329,7 @@ def is_function_of_torch(value: Any) -> bool:
 # Where an attribute was found. `csrc/call/callable_walk.h` looks in the same order.
 IN_OBJECT, IN_CLASS, IN_CHILDREN = range(3)
 
-_NOT_PLAIN = (torch.Tensor, types.ModuleType, Epilogue)
+_NOT_PLAIN = (torch.Tensor, types.ModuleType)
 
 
 def is_plain(kind: type) -> bool:

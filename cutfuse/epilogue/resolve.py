@@ -118,7 +118,7 @@ def resolve(
     if has_function_modes() and may_change_traces():
         return _trace(epilogue, numbers, types)
     key = fingerprint(epilogue)
-    if key is None:
+    if key is None or any(number != number for number in numbers):  # a NaN is found in containers by identity
         return _trace(epilogue, numbers, types)
     found = _epilogues.get(_complete(key, numbers, types))
     return _trace_once(epilogue, numbers, types) if found is None else found
