@@ -162,6 +162,37 @@ class Program:
                 read |= node.reads
         return frozenset(int(leaf[1:]) for leaf in read if leaf != "z")
 
+    @functools.cached_property
+    def operation(self) -> Operation | None:
+        """None for a program that is more than one function, or one that is not known to round once."""
+        if len(self.instructions) != 1:
+            return None
+        (instruction,) = self.instructions
+        op = op_table().op(instruction.op)
+        tensors = [item for item in instruction.arguments if isinstance(item, str)]
+        takes_numbers = op.operator is not None
+        if not rounds_once(op):
+            return None
+        if len(tensors) < op.arity and not takes_numbers:
+            return None
+        arguments = tuple(0 if item in ("z", "prev") else 1 + int(item.removeprefix("r")) for item in tensors)
+        if 0 not in arguments:
+            return None
+        keywords = dict(op.keywords(instruction.parameters))
+        function: Any = op.operator or (functools.partial(op.function, **keywords) if keywords else op.function)
+        if len(tensors) < op.arity:
+            function = _with_numbers(function, instruction.arguments)
+        hands_gradient_on = op.infix in _HANDING_ON
+        scales = op.infix == "*" and len(tensors) == 1
+        return Operation(function, arguments, hands_gradient_on, not (hands_gradient_on or scales))
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is z plus an operand or a number: all gradients are the one that arrives."""
+        found = self.operation
+        is_addition = found is not None and op_table().op(self.instructions[0].op).infix == "+"
+        return found is not None and is_addition and found.arguments.count(0) == 1  # z + z has twice the gradient
+
     def pretty(self) -> str:
         """A listing, one instruction a line."""
         if not self.instructions:
@@ -328,41 +359,6 @@ class Operation(NamedTuple):
     def __call__(self, z: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         tensors = (z, *operands)
         return self.function(*(tensors[k] for k in self.arguments))
-
-
-@functools.lru_cache(maxsize=1024)
-def is_sum(program: str) -> bool:
-    """Whether a program, in its text form, is z plus an operand or a number: all gradients are the one that arrives."""
-    instructions = Program.parse(program).instructions
-    found = find_operation(program)
-    is_addition = found is not None and op_table().op(instructions[0].op).infix == "+"
-    return found is not None and is_addition and found.arguments.count(0) == 1  # z + z has twice the gradient
-
-
-@functools.lru_cache(maxsize=1024)
-def find_operation(program: str) -> Operation | None:
-    """None for a program, in its text form, that is more than one function, or one that is not known to round once."""
-    instructions = Program.parse(program).instructions
-    if len(instructions) != 1:
-        return None
-    (instruction,) = instructions
-    op = op_table().op(instruction.op)
-    tensors = [item for item in instruction.arguments if isinstance(item, str)]
-    takes_numbers = op.operator is not None
-    if not rounds_once(op):
-        return None
-    if len(tensors) < op.arity and not takes_numbers:
-        return None
-    arguments = tuple(0 if item in ("z", "prev") else 1 + int(item.removeprefix("r")) for item in tensors)
-    if 0 not in arguments:
-        return None
-    keywords = dict(op.keywords(instruction.parameters))
-    function: Any = op.operator or (functools.partial(op.function, **keywords) if keywords else op.function)
-    if len(tensors) < op.arity:
-        function = _with_numbers(function, instruction.arguments)
-    hands_gradient_on = op.infix in _HANDING_ON
-    scales = op.infix == "*" and len(tensors) == 1
-    return Operation(function, arguments, hands_gradient_on, not (hands_gradient_on or scales))
 
 
 def rounds_once(op: Op) -> bool:

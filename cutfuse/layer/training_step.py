@@ -16,7 +16,6 @@ from torch._subclasses import FakeTensor
 
 from .. import dynamo, native
 from ..epilogue import Program
-from ..epilogue.program import is_sum
 from ..native import stands_in_for
 from ..precision import GUARDED, SPLIT_MODES, allows_tf32, product_mode
 from .layouts import NOT_CUDA, device_facts, dtype_codes
@@ -134,7 +133,7 @@ def _is_fused(arguments: LinearArguments) -> bool:
 
 def _is_sum(arguments: LinearArguments) -> bool:
     dtypes = {arguments.out_dtype, arguments.x.dtype, *(operand.dtype for operand in arguments.operands)}
-    return len(dtypes) == 1 and arguments.reduction == "none" and is_sum(arguments.program.text)
+    return len(dtypes) == 1 and arguments.reduction == "none" and arguments.program.is_sum
 
 
 def is_traced(*tensors: Tensor) -> bool:
