@@ -17,7 +17,7 @@ import torch
 
 from cutfuse import dynamo, native
 from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.expression import Expr, apply, constant, input, operand, topological
+from cutfuse.epilogue.expression import Expr, apply, constant, input, operand
 from cutfuse.epilogue.table import CONDITION, Op, op_table
 
 if TYPE_CHECKING:
@@ -140,27 +140,28 @@ class Program:
                 slots[f"s{item.slot}"] = previous
         return previous
 
-    @functools.cached_property
+    @property
     def inputs_with_gradient(self) -> frozenset[int]:
         """From which inputs the result comes otherwise than through booleans: 0 for z, k for operand k - 1."""
+        return self._inputs.with_gradient
 
-        def differentiated(node: Expr) -> tuple[Expr, ...]:
-            if node.op is None or node.is_boolean:
-                return ()
-            pairs = zip(node.op.tensors, node.arguments, strict=True)
-            return tuple(argument for name, argument in pairs if name != CONDITION)
-
-        leaves = {node.leaf for node in topological(self.expression, differentiated) if not node.is_boolean}
-        return frozenset(0 if leaf == "z" else 1 + int(leaf[1:]) for leaf in leaves if leaf)
-
-    @functools.cached_property
+    @property
     def operands_in_derivatives(self) -> frozenset[int]:
         """The operands whose values a derivative depends on: not those that are added alone, scaled by numbers."""
-        read: set[str] = set()
-        for node in topological(self.expression, lambda node: node.arguments if _adds(node) else ()):
-            if node.op is not None and not _adds(node):
-                read |= node.reads
-        return frozenset(int(leaf[1:]) for leaf in read if leaf != "z")
+        return frozenset([k - 1 for k in self._inputs.in_derivatives if k])
+
+    @functools.cached_property
+    def _inputs(self) -> _Inputs:
+        """Of the result."""
+        leaves = [_Inputs(frozenset({k}), frozenset({k})) for k in range(1 + self.operand_count)]
+        sources: dict[str, _Inputs | None] = {f"r{k}": own for k, own in enumerate(leaves[1:])}
+        sources["z"] = sources["prev"] = leaves[0]
+        for item in self.instructions:
+            given = [sources[source] if isinstance(source, str) else None for source in item.arguments]
+            sources["prev"] = _inputs_of(op_table().op(item.op), given)
+            if item.slot is not None:
+                sources[f"s{item.slot}"] = sources["prev"]
+        return sources["prev"] or _Inputs()
 
     @functools.cached_property
     def operation(self) -> Operation | None:
@@ -243,16 +244,34 @@ def _source_expression(source: Argument, previous: Expr, slots: dict[str, Expr])
     return slots[source]
 
 
-def _adds(node: Expr) -> bool:
-    """Whether a node is a sum, a difference or a cast of its arguments, or one of them scaled by a number."""
-    if node.op is None:
-        return False
-    numbers = [argument.is_number for argument in node.arguments]
-    if node.op.infix == "*":
-        return any(numbers)
-    if node.op.infix == "/":
-        return numbers[1]
-    return node.op.infix in ("+", "-") or node.op.prefix in ("+", "-") or node.op is op_table().identity
+class _Inputs(NamedTuple):
+    """Of a value of a program: the inputs that it reads, those from which it comes otherwise than through booleans, and
+    those on whose values a derivative of it depends. 0 for z, k for operand k - 1."""
+
+    reads: frozenset[int] = frozenset()
+    with_gradient: frozenset[int] = frozenset()
+    in_derivatives: frozenset[int] = frozenset()
+
+
+def _inputs_of(op: Op, given: Sequence[_Inputs | None]) -> _Inputs | None:
+    """Of what an op gives; None stands for a number.
+
+    A sum, a difference and a value that is scaled by a number have derivatives that depend on none of their terms.
+    """
+    if op is op_table().identity:
+        return given[0]
+    known = [item for item in given if item is not None]
+    reads = frozenset[int]().union(*[item.reads for item in known])
+    pairs = () if op.is_boolean else zip(op.tensors, given, strict=True)
+    differentiated = [item.with_gradient for name, item in pairs if item is not None and name != CONDITION]
+    if op.infix == "*":
+        is_sum = None in given
+    elif op.infix == "/":
+        is_sum = given[1] is None
+    else:
+        is_sum = op.infix in ("+", "-") or op.prefix == "-"
+    in_derivatives = frozenset[int]().union(*[item.in_derivatives for item in known]) if is_sum else reads
+    return _Inputs(reads, frozenset[int]().union(*differentiated), in_derivatives)
 
 
 _ROOTS = {"torch": torch, "operator": operator}
