@@ -289,9 +289,9 @@ def _own_classes(kind: type[nn.Module]) -> list[type]:
 def added_names() -> set[str]:
     """The functions of nn.Module that are not PyTorch's, such as one that transformers adds to initialize models."""
     items = tuple(_MODULE.items())
-    functions = {name: value for name, value in items if type(value) is types.FunctionType}
-    others = {name for name, value in functions.items() if value.__globals__ is not _MODULE_GLOBALS}
-    return {name for name in others if not is_function_of_torch(functions[name])}
+    functions = [item for item in items if type(item[1]) is types.FunctionType]
+    others = [item for item in functions if item[1].__globals__ is not _MODULE_GLOBALS]
+    return {name for name, value in others if not is_function_of_torch(value)}
 
 
 def is_of_torch(kind: type[nn.Module]) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -269,12 +271,12 @@ def plan_backward_call(
         layout = gradient_layout(dense, tensors, sums_columns=sums_columns)
     if layout is None:
         return None
-    like_dense = tuple(dense.shape), dense.stride()
+    like_dense = tuple(dense.shape), dense.stride(), torch.float32
     gradients = [
-        (*like_dense, t.dtype) if t.shape == dense.shape else contiguous_result(t.shape, t.dtype)
+        (*like_dense[:2], t.dtype) if t.shape == dense.shape else contiguous_result(t.shape, t.dtype)
         for t in (inputs[k] for k in wanted)
     ]
-    stored = gradient_outputs(dense, wanted, [inputs[k].shape for k in wanted], gradients, device)
+    stored = gradient_outputs(like_dense, wanted, [inputs[k].shape for k in wanted], gradients, device)
     of_grad, of_x, *others = _matrices(tensors, layout.strides)
     reduction = 0 if rows is None else reduction_codes()[rows.reduction]
     derivatives, outputs = as_given(stored)
@@ -291,31 +293,32 @@ def plan_backward_call(
 
 
 def gradient_outputs(
-    dense: Tensor,
+    dense: Result,
     wanted: Sequence[int],
     shapes: Sequence[Sequence[int]],
     gradients: Sequence[Result],
     device: torch.device,
 ) -> list[GradientOutput]:
-    """What the kernel of the gradients stores, in the shape and layout of `dense`, and what of that is summed.
+    """What the kernel of the gradients stores, in the shape and layout of `dense`, which is fp32 where it is summed.
 
     shapes: what `wanted` inputs, x (0) and operands (k - 1 for k), have, and broadcast to dense's. gradients: of them,
     contiguous. What one launch does not sum is stored in dense's shape.
     """
+    sizes, strides, _ = dense
     fp32 = dtype_codes()[torch.float32]
     found: list[GradientOutput] = []
     for k, shape, gradient in zip(wanted, shapes, gradients, strict=True):
-        if tuple(shape) == tuple(dense.shape):
+        if tuple(shape) == sizes:
             found.append((k, gradient, None))
             continue
-        aligned = (1,) * (dense.dim() - len(shape)) + tuple(shape)
-        dims = tuple([d for d, size in enumerate(aligned) if size != dense.shape[d]])
-        layout = reduction_layout((dense.shape,), (dense.stride(),), dims) if dims else None
+        aligned = (1,) * (len(sizes) - len(shape)) + tuple(shape)
+        dims = tuple([d for d, size in enumerate(aligned) if size != sizes[d]])
+        layout = reduction_layout((sizes,), (strides,), dims) if dims else None
         total = None
         if layout is not None and layout.result_order is None:
             outer, reduced, inner = layout.strides[0]
             total = gradient_sum(layout.extents, (0, fp32, outer, reduced, inner), gradient, device)
-        found.append((k, (tuple(dense.shape), dense.stride(), torch.float32), total))
+        found.append((k, dense, total))
     return found
 
 
@@ -326,7 +329,9 @@ def as_given(outputs: Sequence[GradientOutput]) -> tuple[list[tuple[int, int, in
 
 
 def contiguous_result(shape: Sequence[int], dtype: torch.dtype) -> Result:
-    return tuple(shape), torch.empty(shape, device="meta").stride(), dtype
+    sizes = tuple(shape)
+    steps = itertools.accumulate([max(size, 1) for size in sizes[:0:-1]], operator.mul, initial=1)
+    return sizes, tuple(steps)[::-1] if sizes else (), dtype
 
 
 def gradient_sum(extents: tuple[int, ...], x: Matrix, result: Result, device: torch.device) -> GradientSum:

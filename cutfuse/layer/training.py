@@ -152,9 +152,9 @@ def plan_training_call(
         return general()
     z = torch.empty(tuple(shape), dtype=x.dtype, device=x.device)
     m, n, codes, out_dtype = math.prod(z.shape[:-1]), z.shape[-1], dtype_codes(), arguments.out_dtype
-    products = plan_backward_products(z.view(m, n), arguments.x, weight)
-    dense = torch.empty((m, n), device="meta")
-    shapes = [dense.shape, *(arguments.operands[k - 1].shape for k in wanted)]
+    products = plan_backward_products(arguments.x, weight)
+    dense = contiguous_result((m, n), torch.float32)
+    shapes = [(m, n), *(arguments.operands[k - 1].shape for k in wanted)]
     gradients = [_contiguous(z), *(_contiguous(operands[k - 1]) for k in wanted)]
     outputs = gradient_outputs(dense, [0, *wanted], shapes, gradients, x.device)
     program, has_sum = arguments.program, bias is not None and bias.requires_grad
