@@ -258,11 +258,8 @@ def _run_as_planned(given: tuple[Any, ...], call: LinearCall) -> Tensor | None:
         return y
     else:
         make_plan = general
-    planned = calls.remember_linear(given, call.epilogue, make_plan)
-    if planned is None:
-        return None
-    found: Tensor | None = planned.run([t for t in tensors if t is not None], 2 if bias is None else 3)
-    return found
+    present = [t for t in tensors if t is not None], 2 if bias is None else 3
+    return calls.remember_linear(given, call.epilogue, make_plan, present)
 
 
 def _is_recorded(given: tuple[Any, ...], call: LinearCall, tensors: Sequence[Tensor | None]) -> bool:

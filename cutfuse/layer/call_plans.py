@@ -66,8 +66,8 @@ class Planned(NamedTuple):
             return native.core.run_call(self.call, list(tensors), first_operand, device or 0)
 
     def keep(self, function: CallFunction, given: tuple[Any, ...], number: int, key: CallKey) -> None:
-        """Has later calls like this one run the plan. key: this call's, before the plan was made."""
-        request(self.epilogues)
+        """Has later calls like this one run the plan, if its epilogues were requested. key: this call's, before the plan
+        was made."""
         if are_requested(self.epilogues):  # a call that is captured in a graph asks for none; a later one does
             native.core.remember_call(function, given, number, key, self.call)
 
@@ -82,10 +82,13 @@ def remember(
     given: tuple[Any, ...],
     number_of: Callable[[], int | None],
     make_plan: Callable[[], Planned | None],
-) -> Planned | None:
-    """Makes the plan of a call that has a key, and adds it to the table, unless its key has changed meanwhile.
+    tensors: tuple[Sequence[Tensor], int] | None = None,
+) -> Any:
+    """Makes the plan of a call that has a key, runs it on `tensors`, and adds it to the table, unless its key has
+    changed meanwhile. Gives the result; None where there is no plan.
 
-    It can change because another thread sets the process's precision or the default type. None where there is no plan.
+    It can change because another thread sets the process's precision or the default type. tensors: as `Planned.run`
+    takes them, or None where nothing is to run.
     """
     default_dtype = torch.get_default_dtype()
     number = number_of()
@@ -93,9 +96,13 @@ def remember(
     if number is None or key is None or torch.get_default_dtype() is not default_dtype:
         return None
     planned = make_plan()
-    if planned is not None:
-        planned.keep(function, given, number, key)
-    return planned
+    if planned is None:
+        return None
+    if tensors is None:
+        request(planned.epilogues)
+    y = None if tensors is None else planned.run(*tensors)
+    planned.keep(function, given, number, key)
+    return y
 
 
 def _result_of(y: Tensor) -> Result:
