@@ -66,8 +66,8 @@ class Planned(NamedTuple):
             return native.core.run_call(self.call, list(tensors), first_operand, device or 0)
 
     def keep(self, function: CallFunction, given: tuple[Any, ...], number: int, key: CallKey) -> None:
-        """Has later calls like this one run the plan, if its epilogues were requested. key: this call's, before the plan
-        was made."""
+        """Has later calls like this one run the plan, once its epilogues are requested. key: this call's, before the
+        plan was made."""
         if are_requested(self.epilogues):  # a call that is captured in a graph asks for none; a later one does
             native.core.remember_call(function, given, number, key, self.call)
 
@@ -135,7 +135,8 @@ def linear_call(
     is_bias_apart: bool = False,
 ) -> Planned:
     """The call that a layer's plan is of. has_planes: of the weight, which the plan may read."""
-    require_kernel(plan, arguments)
+    if arguments.batch_invariant:
+        require_kernel(plan, arguments)
     matrices = matrices_of(arguments)
     epilogues = find_epilogues(plan, arguments.x.device.index or 0, arguments.program, matrices)
     shape = plan.output_shape if shape is None else shape
