@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -337,9 +335,11 @@ def as_given(outputs: Sequence[GradientOutput]) -> tuple[list[tuple[int, int, in
 
 
 def contiguous_result(shape: Sequence[int], dtype: torch.dtype) -> Result:
-    sizes = tuple(shape)
-    steps = itertools.accumulate([max(size, 1) for size in sizes[:0:-1]], operator.mul, initial=1)
-    return sizes, tuple(steps)[::-1] if sizes else (), dtype
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(shape), tuple(reversed(strides)), dtype
 
 
 def gradient_sum(extents: tuple[int, ...], x: Matrix, result: Result, device: torch.device) -> GradientSum:

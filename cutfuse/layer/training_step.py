@@ -46,15 +46,17 @@ def issuer_of_products(rows: int, weight: Tensor, mode: str = "") -> str:
     return "training" if _is_small(rows, weight, mode) else "call"
 
 
-def plan_backward_products(x: Tensor, weight: Tensor) -> BackwardProducts:
+def plan_backward_products(x: Tensor, weight: Tensor, issuer: str = "", mode: str = "") -> BackwardProducts:
     """Of x `[M, K]` and weight `[N, K]`, of one type, with a contiguous gradient of z `[M, N]`.
+
+    issuer: the layer's, by `issuer_of_products`, where that is known. mode: the precision of the forward pass.
 
     Kernels of ours multiply layers that wait for the host, fp32 matrices by parts of their numbers, and matrices that
     have to be copied because their rows do not begin at multiples of 16 bytes: cuBLAS's kernels for those are slow.
     """
     rows, columns = x.shape[0], weight.shape[0]
-    precision = product_mode() if x.dtype == torch.float32 else "tf32"
-    issuer = issuer_of_products(rows, weight)
+    precision = product_mode(mode) if x.dtype == torch.float32 else "tf32"
+    issuer = issuer or issuer_of_products(rows, weight, mode)
     only_copies = issuer == "call" and not (x.dtype == torch.float32 and precision in SPLIT_MODES)
 
     def find(a: MatrixLayout, b: MatrixLayout) -> LinearPlan | None:
@@ -85,8 +87,9 @@ def _copies_rows(plan: LinearPlan) -> bool:
 def needs_planes(arguments: LinearArguments) -> bool:
     """Whether one of the three products of a training step in fp32 runs over planes, by several kernels."""
     x, weight, bias = arguments.x, arguments.weight, arguments.bias
-    forward = plan_call(product_arguments(x, weight, issuer_of_products(x.shape[0], weight))._replace(bias=bias))
-    products = plan_backward_products(x, weight)
+    issuer = issuer_of_products(x.shape[0], weight)
+    forward = plan_call(product_arguments(x, weight, issuer)._replace(bias=bias))
+    products = plan_backward_products(x, weight, issuer)
     plans = (forward, products.of_x, products.of_weight)
     return any(plan is not None and plan.is_fused and not _is_one_kernel(plan) for plan in plans)
 
@@ -95,9 +98,9 @@ def _is_one_kernel(plan: LinearPlan) -> bool:
     return plan.is_fused and plan.workspace_bytes == 0
 
 
-def storing(arguments: LinearArguments) -> LinearArguments:
-    """Those of the forward pass that stores the pre-activation beside the result."""
-    issuer = issuer_of_products(arguments.x.shape[0], arguments.weight)
+def storing(arguments: LinearArguments, issuer: str = "") -> LinearArguments:
+    """Those of the forward pass that stores the pre-activation beside the result. issuer: where it is known."""
+    issuer = issuer or issuer_of_products(arguments.x.shape[0], arguments.weight)
     return arguments._replace(stores_pre_activation=True, issuer=issuer)
 
 
@@ -113,8 +116,8 @@ def takes_few_launches(arguments: LinearArguments) -> bool:
     if any(operand.requires_grad and operand.shape != shape for operand in operands):
         return False
     if not _is_sum(arguments):
-        return _is_fused(storing(arguments))
-    products = plan_backward_products(x, weight)
+        return _is_fused(storing(arguments, "training"))
+    products = plan_backward_products(x, weight, "training")
     multiplies = any(plan is not None and _is_one_kernel(plan) for plan in (products.of_x, products.of_weight))
     # Planned as any call, because the operator that computes it on the general path is.
     return _is_fused(arguments) and multiplies
