@@ -155,7 +155,8 @@ def check_epilogue(function: str, epilogue: Any) -> None:
         raise TypeError(
             f"cutfuse.{function}: the {name} has to be a callable or a cutfuse.Epilogue, got {kind} {epilogue!r}"
         )
-    refuse_class(f"cutfuse.{function}: the {name}", epilogue)
+    if isinstance(epilogue, type):
+        refuse_class(f"cutfuse.{function}: the {name}", epilogue)
 
 
 def check_flag(function: str, name: str, value: Any) -> None:

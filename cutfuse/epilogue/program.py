@@ -325,8 +325,12 @@ def evaluate(program: Program, z: torch.Tensor, operands: Sequence[torch.Tensor]
 
 def arithmetic_dtype(x: torch.Tensor, operands: Sequence[torch.Tensor] = ()) -> torch.dtype:
     """fp64 where PyTorch promotes to it: for an input with dimensions, or any where none has dimensions. Else fp32."""
-    wide = x.dtype == torch.float64 or any(t.dtype == torch.float64 and (t.dim() > 0 or x.dim() == 0) for t in operands)
-    return torch.float64 if wide else torch.float32
+    if x.dtype == torch.float64:
+        return x.dtype
+    for t in operands:
+        if t.dtype == torch.float64 and (t.dim() > 0 or x.dim() == 0):
+            return t.dtype
+    return torch.float32
 
 
 @dynamo.assume_constant_result
