@@ -235,8 +235,7 @@ def _promote(
         function, arguments = torch.Tensor.__rtruediv__, arguments[::-1]  # 1 / z is a reciprocal, which autocast casts
     try:
         result = _ask(function, arguments, keywords, autocast)
-        with asking(None):
-            wraps = len(given) == 1 and given[0].is_integer and _wraps_around(function, arguments, keywords, result)
+        wraps = len(given) == 1 and given[0].is_integer and _wraps_around(function, arguments, keywords, result)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0]
         raise EpilogueError(f"PyTorch refuses {described()}: {reason}") from None
@@ -292,9 +291,11 @@ def _wraps_around(
     assert given.dtype is not None
     limits = torch.iinfo(given.dtype)
     ends = (limits.min, limits.max) if limits.bits <= 16 else (limits.min,)  # exact in fp32
-    return not all(
-        torch.allclose(call(end, None), call(end, torch.float64), rtol=0.01, atol=1e-3, equal_nan=True) for end in ends
-    )
+    with asking(None):
+        return not all(
+            torch.allclose(call(end, None), call(end, torch.float64), rtol=0.01, atol=1e-3, equal_nan=True)
+            for end in ends
+        )
 
 
 def describe_types(types: list[ValueType]) -> str:
@@ -345,10 +346,8 @@ def asking(autocast: Autocast | None) -> Iterator[None]:
     # The faster one would keep calls from `_Elsewhere` too.
     is_elsewhere = autocast is not None and autocast.device_type != "cpu"
     modes_off: Callable[[], Any] = _disable_current_modes if is_elsewhere else torch._C._DisableTorchDispatch
-    with torch._C.DisableTorchFunction(), modes_off(), contextlib.ExitStack() as stack:
-        stack.enter_context(_autocast("cpu", None))
-        if autocast is not None:
-            stack.enter_context(_autocast(*autocast))
+    asked = contextlib.nullcontext() if autocast is None else _autocast(*autocast)
+    with torch._C.DisableTorchFunction(), modes_off(), _autocast("cpu", None), asked:
         yield
 
 
