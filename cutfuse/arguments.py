@@ -36,7 +36,8 @@ _OPERANDS_OF = {
 
 def check_tensor(function: str, name: str, value: Any) -> None:
     if isinstance(value, Tensor) and type(value) is not TracedTensor:
-        check_layout(function, name, value)
+        if value.is_nested or value.layout is not torch.strided:
+            check_layout(function, name, value)
         return
     if isinstance(value, torch.fx.Proxy):
         raise TypeError(
@@ -107,7 +108,8 @@ def check_layer(function: str, x: Any, weight: Any, bias: Any) -> None:
             f"cutfuse.{function}: x has to be [..., K] and weight [N, K], got shapes {tuple(x.shape)} and "
             f"{tuple(weight.shape)}"
         )
-    check_device(function, x, "weight", weight)
+    if weight.device != x.device:
+        check_device(function, x, "weight", weight)
     if bias is None:
         return
     check_tensor(function, "bias", bias)
@@ -116,7 +118,8 @@ def check_layer(function: str, x: Any, weight: Any, bias: Any) -> None:
             f"cutfuse.{function}: bias has to be [N] for a weight [N, K], got shapes {tuple(bias.shape)} and "
             f"{tuple(weight.shape)}"
         )
-    check_device(function, x, "bias", bias)
+    if bias.device != x.device:
+        check_device(function, x, "bias", bias)
 
 
 def check_device(function: str, x: Tensor, name: str, tensor: Tensor) -> None:
@@ -126,7 +129,8 @@ def check_device(function: str, x: Tensor, name: str, tensor: Tensor) -> None:
 
 def check_one_type(function: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Raises TypeError for another type than a product has, and where weight or bias are not of x's."""
-    check_floating(function, "x", x.dtype)
+    if x.dtype not in FLOATING_DTYPES:
+        check_floating(function, "x", x.dtype)
     if weight.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
         types = f"x {x.dtype}, weight {weight.dtype}" + ("" if bias is None else f", bias {bias.dtype}")
         raise TypeError(
@@ -151,7 +155,8 @@ def check_epilogue(function: str, epilogue: Any) -> None:
         raise TypeError(
             f"cutfuse.{function}: the {name} has to be a callable or a cutfuse.Epilogue, got {kind} {epilogue!r}"
         )
-    refuse_class(f"cutfuse.{function}: the {name}", epilogue)
+    if isinstance(epilogue, type):
+        refuse_class(f"cutfuse.{function}: the {name}", epilogue)
 
 
 def check_flag(function: str, name: str, value: Any) -> None:
@@ -208,7 +213,8 @@ def split_operands(function: str, operands: Any, device: torch.device) -> tuple[
         if not isinstance(operand, Tensor):
             numbers.append(_to_number(function, index, operand))
             continue
-        check_layout(function, f"operand {index}", operand)
+        if operand.is_nested or operand.layout is not torch.strided:
+            check_layout(function, f"operand {index}", operand)
         if not operand.is_floating_point():
             check_real(function, f"operand {index}", operand)
         if operand.device != device:

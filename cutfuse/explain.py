@@ -466,8 +466,7 @@ def _backward_step(call: LinearCall, keeps: str) -> str:
         runs.append("pointwise_backward kernel" + (" (with the bias gradient's sum)" if has_sum else ""))
     elif has_sum:
         runs.append("reduction kernel (the bias gradient's sum)")
-    grad_z = call.x.new_empty((call.x.shape[0], call.weight.shape[0]))
-    own = plan_backward_products(grad_z, call.x, call.weight)
+    own = plan_backward_products(call.x, call.weight)
     of_x, of_weight = (products if plan is None else _kernel_of(plan) for plan in (own.of_x, own.of_weight))
     runs.append(f"{of_x} for x and weight" if of_x == of_weight else f"{of_x} for x, {of_weight} for weight")
     return f"backward: {', '.join(runs)}"

@@ -59,6 +59,7 @@ class LinearCall(NamedTuple):
     matrix_vector: MatrixVector | None
     prepared: PreparedWeight | None  # the weight's, if it was given as one
     recompute: bool = False
+    batch_invariant: bool = False
 
 
 def linear(
@@ -104,17 +105,17 @@ def linear(
     """
     given = x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype
     if torch.compiler.is_dynamo_compiling():
-        return _linear_in_mode(given, is_eager(rounding), recompute=recompute)
+        return _linear_generally(given, is_eager(rounding), recompute=recompute)
     if rounding is not None and is_eager(rounding) != is_eager(None):
         with rounding_mode.of_call(is_eager(rounding)):
             options: dict[str, Any] = dict(zip(_OPTIONS, given[3:], strict=True))
             return linear(x, weight, bias, **options, recompute=recompute)
     if profiler._is_profiler_enabled:  # 4 ns; a call of the function that asks PyTorch takes 48 ns
         with profiler.record_function("cutfuse.linear"):
-            return _linear_in_mode(given, is_eager(None), recompute=recompute)
+            return _linear_generally(given, is_eager(None), recompute=recompute)
     y: Tensor | None = calls.call_linear(*given) if recompute is False else None
     if y is None or y is NotImplemented:
-        return _linear_in_mode(given, is_eager(None), remember=y is NotImplemented, recompute=recompute)
+        return _linear_generally(given, is_eager(None), remember=y is NotImplemented, recompute=recompute)
     return y
 
 
@@ -137,12 +138,6 @@ def linear_once(
             return y
     options: dict[str, Any] = {"epilogue": epilogue, "operands": operands, "reduce": reduce, "out_dtype": out_dtype}
     return linear(x, weight, bias, **options, recompute=recompute, rounding="once")
-
-
-def _linear_in_mode(
-    given: tuple[Any, ...], is_eager: bool, *, remember: bool = False, recompute: bool = False
-) -> Tensor:
-    return (_linear_eagerly if is_eager else _linear_generally)(given, remember, recompute)
 
 
 def _linear_eagerly(given: tuple[Any, ...], remember: bool, recompute: bool) -> Tensor:
@@ -228,8 +223,12 @@ def _eager_call(given: tuple[Any, ...], call: LinearCall) -> LinearCall | str:
     return call._replace(epilogue=found) if found.program.instructions else "nothing follows the linear layer"
 
 
-def _linear_generally(given: tuple[Any, ...], remember: bool = False, recompute: bool = False) -> Tensor:
+def _linear_generally(
+    given: tuple[Any, ...], is_eager: bool, *, remember: bool = False, recompute: bool = False
+) -> Tensor:
     """Any call, with every check. `remember`: the next one like it is to run directly."""
+    if is_eager:
+        return _linear_eagerly(given, remember, recompute)
     x, _, bias, _, operands, _, keepdim, _ = given
     call = normalise_linear(*given, recompute=recompute)
     y = _run_as_planned(given, call) if remember else None
@@ -258,11 +257,8 @@ def _run_as_planned(given: tuple[Any, ...], call: LinearCall) -> Tensor | None:
         return y
     else:
         make_plan = general
-    planned = calls.remember_linear(given, call.epilogue, make_plan)
-    if planned is None:
-        return None
-    found: Tensor | None = planned.run([t for t in tensors if t is not None], 2 if bias is None else 3)
-    return found
+    present = [t for t in tensors if t is not None], 2 if bias is None else 3
+    return calls.remember_linear(given, call.epilogue, make_plan, present)
 
 
 def _is_recorded(given: tuple[Any, ...], call: LinearCall, tensors: Sequence[Tensor | None]) -> bool:
@@ -283,20 +279,26 @@ def _run_given(
     call: LinearCall, keepdim: bool, x: Tensor, weight: Tensor, bias: Tensor | None, *operands: Tensor
 ) -> Tensor:
     """A call with these tensors in the place of those that it was prepared with."""
-    rows, matrices = _as_matrices(x, operands, weight.shape[0], is_composed=bool(call.composed_because))
+    rows, matrices = _as_matrices(
+        x,
+        operands,
+        weight.shape[0],
+        is_composed=bool(call.composed_because),
+        is_invariant=may_be_batch_invariant(),
+    )
     call = call._replace(x=rows, weight=weight, bias=bias, operands=matrices)
     return _shaped(run_linear(call), x, call, keepdim)
 
 
 def _as_matrices(
-    x: Tensor, operands: Sequence[Tensor], columns: int, *, is_composed: bool
+    x: Tensor, operands: Sequence[Tensor], columns: int, *, is_composed: bool, is_invariant: bool
 ) -> tuple[Tensor, list[Tensor]]:
     """x as `[M, K]`, and operands that broadcast against `[M, columns]`, in types that the kernels read."""
     matrices = [to_matrix(index, t, x.shape[:-1], columns) for index, t in enumerate(operands)]
     if not is_composed:
         matrices = [arguments.to_kernel_dtype(t) for t in matrices]
     rows = x if x.dim() == 2 else x.reshape(arguments.rows_of(x), x.shape[-1])
-    return aligned_rows(rows) if may_be_batch_invariant() else rows, matrices
+    return aligned_rows(rows) if is_invariant else rows, matrices
 
 
 def _shaped(y: Tensor, x: Tensor, call: LinearCall, keepdim: bool) -> Tensor:
@@ -334,7 +336,7 @@ def operator_of(call: LinearCall) -> LinearArguments:
         call.epilogue.program,
         call.reduction,
         call.out_dtype,
-        batch_invariant=is_batch_invariant(),
+        batch_invariant=call.batch_invariant,
     )
 
 
@@ -366,13 +368,13 @@ def normalise_linear(
     wrapped_because = arguments.why_wrapped((x, weight, bias), tensors)
     composed_because = wrapped_because or arguments.why_composed(x, arithmetic_dtype(x, tensors))
     is_invariant = may_be_batch_invariant()
-    if not composed_because and prepared is None and not autograd.is_forced(x) and not is_invariant:
+    if torch.compiler.is_compiling() and not (composed_because or prepared or autograd.is_forced(x) or is_invariant):
         composed_because = arguments.why_compiled(needs_gradient(x, weight, bias, *tensors))
     given = x, tensors
-    x, tensors = _as_matrices(x, tensors, columns, is_composed=bool(composed_because))
+    x, tensors = _as_matrices(x, tensors, columns, is_composed=bool(composed_because), is_invariant=is_invariant)
     # What a weight that wraps others computes may be products alone.
     # The steps of that form depend on the number of rows.
-    has_form = not (wrapped_because or is_invariant)
+    has_form = reduce is not None and not (wrapped_because or is_invariant)
     matrix_vector = find_matrix_vector(resolved, reduce, tensors, columns) if has_form else None
     if matrix_vector is not None and not composed_because and not is_sooner(matrix_vector, x, weight, bias):
         matrix_vector = None
@@ -393,6 +395,7 @@ def normalise_linear(
         matrix_vector=matrix_vector,
         prepared=prepared,
         recompute=recompute,
+        batch_invariant=is_invariant and is_batch_invariant(),
     )
 
 
@@ -453,7 +456,9 @@ def for_operators(call: LinearCall) -> Prepared:
 
 def run_linear(call: LinearCall) -> Tensor:
     """`[M, N]`, or `[M]` with a reduction. Not of a call that is PyTorch's operation."""
-    x, weight, bias, operands, epilogue, reduction, out_dtype, composed_because, _, matrix_vector, _, recompute = call
+    x, weight, bias, operands, epilogue, reduction, out_dtype, composed_because, _, matrix_vector, _, recompute, _ = (
+        call
+    )
     require(composed_because)
     if matrix_vector is not None:
         kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)

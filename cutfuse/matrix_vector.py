@@ -59,7 +59,9 @@ def find_matrix_vector(
     epilogue: Epilogue, reduction: str | None, operands: Sequence[Tensor], columns: int
 ) -> MatrixVector | None:
     """How to sum the epilogue over its `columns` without z. None where every element of z has to be seen."""
-    if reduction not in ADDITIVE or columns == 0 or epilogue.affine is None:
+    if reduction not in ADDITIVE or columns == 0:
+        return None
+    if not torch.compiler.is_compiling() and epilogue.affine is None:  # Dynamo does not trace what finds it
         return None
     if GRADIENTS[reduction] == "share" and not isinstance(columns, int):
         return None  # its share is a number of the program

@@ -141,11 +141,7 @@ def _run_as_planned(
             return _node_of(given, epilogue, has_gate, recompute)
         return functools.partial(_run_by_layers, epilogue, has_gate, recompute and needs_gradient(*given))
 
-    planned = calls.remember_mlp((hidden, has_gate, recompute, *given), epilogue, make_function)
-    if planned is None:
-        return None
-    y: Tensor = planned.run([t for t in given if t is not None], 0)
-    return y
+    return calls.remember_mlp((hidden, has_gate, recompute, *given), epilogue, make_function)
 
 
 def _unpacked(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import native
 from .arguments import KERNEL_DTYPES
-from .epilogue.program import Operation, find_operation, is_sum
+from .epilogue.program import Operation
 from .layer.autograd import needs_gradient
 from .layer.linear_plan import plan_call
 from .layer.planner import LinearArguments
@@ -33,7 +33,7 @@ def find_pytorch_operation(
         return None
     if any(t.dtype != x.dtype for t in operands):
         return None
-    operation = find_operation(program.text)
+    operation = program.operation
     if operation is None or autocast_dtype(x.device.type) is not None:
         return None
     if not _gives_rows(operation, given_x.dim(), given_operands):
@@ -57,7 +57,7 @@ def _why(arguments: LinearArguments, operation: Operation, given_x: Tensor, give
         return BEHIND_CUBLAS if has_sizes and not is_fp32 and not plan_call(arguments).is_fused else ""
     if not (operation.hands_gradient_on or waits_for_host(m, weight)):
         return ""
-    keeps_no_more = operation.keeps_values or is_sum(arguments.program.text)
+    keeps_no_more = operation.keeps_values or arguments.program.is_sum
     # On the general path Python costs more than our kernels gain.
     shape = (*given_x.shape[:-1], n)
     may_train_directly = not adds_bias_apart(given_x, bias) and all(

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import math
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -16,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import cutfuse
 from cutfuse import arguments, native
 from cutfuse.layer import call_plans, calls, cuda, linear_plan, planner, training_step
 
@@ -305,6 +309,35 @@ def launches_of_each_reader(request: pytest.FixtureRequest) -> Iterator[Emulated
 def direct_calls() -> int:
     """How many calls ran directly so far."""
     return core.direct_calls()
+
+
+class Entered:
+    """cutfuse's Python functions that are entered within it, in order; comprehensions are some Pythons' own.
+
+    names: of the functions. files: in which they are.
+    """
+
+    def __enter__(self) -> Entered:
+        self.names: list[str] = []
+        self.files: list[str] = []
+        sys.setprofile(self._count)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+
+    @property
+    def changes_of_file(self) -> int:
+        return sum(file != following for file, following in itertools.pairwise(self.files))
+
+    def _count(self, frame: Any, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE) and not code.co_name.startswith("<"):
+            self.names.append(code.co_name)
+            self.files.append(code.co_filename)
+
+
+PACKAGE = str(Path(cutfuse.__file__).parent)
 
 
 def directly(call: Callable[[], Result]) -> Result:

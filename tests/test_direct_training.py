@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_device import EmulatedLaunches, RecordedLaunches, direct_calls, directly, emulated_device
+from emulated_device import (
+    EmulatedLaunches,
+    Entered,
+    RecordedLaunches,
+    direct_calls,
+    directly,
+    emulated_device,
+    needs_exchange_api,
+)
 from emulated_device import launches_of_each_reader as launches_of_each_reader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -134,3 +142,60 @@ def test_products_of_parts_have_pytorchs_gradients(
     with emulated_device(launches=EmulatedLaunches(out_of_range)) as launches:
         check_gradients(data.draw, launches, torch.float32, leadings, sizes, [torch.float32], 1e-4, 1)
     assert "split" in launches.names
+
+
+def highway(z: Tensor) -> Tensor:
+    s = torch.sigmoid(z)
+    return torch.tanh(s * 2.0 + (1 - s) * z)
+
+
+@needs_exchange_api
+@pytest.mark.parametrize(
+    ("epilogue", "dtype", "limits"),
+    [
+        (F.gelu, torch.float32, {"call": (87, 21, 62), "step": (186, 23, 135)}),
+        (highway, torch.float32, {"call": (87, 21, 61), "step": (148, 22, 105)}),
+        (highway, torch.bfloat16, {"call": (85, 21, 59), "step": (139, 22, 94)}),
+    ],
+)
+def test_what_first_calls_enter(
+    epilogue: Callable[[Tensor], Tensor],
+    dtype: torch.dtype,
+    limits: dict[str, tuple[int, int, int]],
+    recorded: RecordedLaunches,
+) -> None:
+    """Functions, files and changes of file, of a chain that was called before with other sizes."""
+    weight, bias = torch.zeros((64, 64), dtype=dtype), torch.zeros(64, dtype=dtype)
+
+    def call(rows: int) -> Tensor:
+        return cutfuse.linear(torch.zeros((rows, 64), dtype=dtype), weight, bias, epilogue=epilogue)
+
+    def step(rows: int) -> None:
+        y = call(rows)
+        torch.autograd.grad(y, [weight, bias], torch.zeros_like(y))
+
+    for name, function in (("call", call), ("step", step)):
+        weight.requires_grad_(name == "step")
+        bias.requires_grad_(name == "step")
+        function(8)
+        with Entered() as found:
+            function(16)
+        figures = len(found.names), len(set(found.files)), found.changes_of_file
+        assert all(own <= limit for own, limit in zip(figures, limits[name], strict=True)), (figures, found.names)
+
+
+@needs_exchange_api
+def test_what_an_operation_adds_to_a_first_call(recorded: RecordedLaunches) -> None:
+    """To that of a chain that nobody has called: its trace, and its part of the program, in 63 functions."""
+    x, weight = torch.zeros((8, 64)), torch.zeros((64, 64))
+    scope = {"torch": torch, "F": F}
+    counts = []
+    for operations in (4, 12):
+        body = "".join(
+            "v = " + ("F.silu(v)", "v * 1.5", "torch.tanh(v)", "v + z")[k % 4] + "; " for k in range(operations)
+        )
+        exec(f"def chain(z):\n    v = z; {body}return v\n", scope)
+        with Entered() as found:
+            cutfuse.linear(x, weight, epilogue=scope["chain"])  # type: ignore[arg-type]
+        counts.append(len(found.names))
+    assert counts[1] - counts[0] <= 8 * 63, counts

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
-from emulated_device import emulated_device, needs_exchange_api
+from emulated_device import Entered, emulated_device, needs_exchange_api
 from generators import saved_tensors
 from mlp_cases import ACTIVATIONS, check, check_case, error, gradients, make, one_node, random_case, sided  # noqa: F401
 from model_checks import PYTORCH_WARNINGS
@@ -326,26 +324,6 @@ def test_calls_like_one_before_are_not_checked_again(gate: bool, monkeypatch: py
             assert case.call().dtype == torch.float16
 
 
-class Entered:
-    """The names of cutfuse's Python functions that are entered within it; comprehensions are some Pythons' own."""
-
-    def __enter__(self) -> list[str]:
-        self.names: list[str] = []
-        sys.setprofile(self._count)
-        return self.names
-
-    def __exit__(self, *error: object) -> None:
-        sys.setprofile(None)
-
-    def _count(self, frame: Any, event: str, _: object) -> None:
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(PACKAGE) and not code.co_name.startswith("<"):
-            self.names.append(code.co_name)
-
-
-PACKAGE = str(Path(cutfuse.__file__).parent)
-
-
 @needs_exchange_api
 @pytest.mark.parametrize(("way", "forwards", "backwards"), [("layers", 28, 2), ("one_node", 30, 47)])
 def test_what_calls_like_one_before_enter(
@@ -360,11 +338,12 @@ def test_what_calls_like_one_before_enter(
     with emulated_device():
         for _ in range(3):
             gradients(module(x), dict(enumerate(inputs)))
-        with Entered() as found:
+        with Entered() as forward:
             y = module(x)
         grad = torch.ones_like(y)
-        with Entered() as behind:
+        with Entered() as backward:
             torch.autograd.grad(y, inputs, grad)
+    found, behind = forward.names, backward.names
     assert len(found) <= forwards, found
     assert len(behind) <= backwards, behind
     assert not {"_prepared", "_checked", "linear", "_linear_generally", "plan_linear"} & {*found, *behind}

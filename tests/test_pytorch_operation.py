@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import cutfuse
 from cutfuse import native, pytorch_operation
 from cutfuse.epilogue import Epilogue, Instruction, Program, evaluate, op_table
-from cutfuse.epilogue.program import find_operation, rounds_once
+from cutfuse.epilogue.program import rounds_once
 from cutfuse.epilogue.table import Op
 from cutfuse.layer import linear_plan, planner, training, training_step
 from cutfuse.layer.planner import LinearArguments
@@ -38,7 +38,7 @@ def program_of(op: Op, *arguments: str | float) -> Program:
 def test_an_operation_in_16_bits_is_the_program_rounded_once(name: str) -> None:
     op = op_table().op(name)
     program = program_of(op, *("z", "r0")[: op.arity])
-    found = find_operation(program.text)
+    found = program.operation
     assert found is not None
     for dtype in (torch.bfloat16, torch.float16):
         z, *operands = (values(4096).to(dtype) for _ in range(op.arity))
@@ -59,7 +59,7 @@ def test_an_operation_in_16_bits_is_the_program_rounded_once(name: str) -> None:
     ],
 )
 def test_numbers_and_order(function: Callable[..., Tensor], count: int, expected: Callable[..., Tensor]) -> None:
-    found = find_operation(Epilogue(function, count).program.text)
+    found = Epilogue(function, count).program.operation
     assert found is not None
     tensors = [values(8) for _ in range(1 + count)]
     assert torch.equal(found(tensors[0], tensors[1:]), expected(*tensors))
@@ -82,7 +82,7 @@ def test_numbers_and_order(function: Callable[..., Tensor], count: int, expected
     ],
 )
 def test_other_programs_are_no_operation(text: str) -> None:
-    assert find_operation(text) is None
+    assert Program.parse(text).operation is None
 
 
 @pytest.fixture(autouse=True)

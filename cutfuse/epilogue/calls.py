@@ -138,11 +138,9 @@ def _are_given(arguments: tuple[Expr, ...], given: tuple[Any, ...]) -> bool:
 
 
 def _result_type(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> ValueType:
-    def type_of(value: Any) -> Any:
-        return value.type if isinstance(value, Expr) else value
-
-    named = {name: type_of(item) for name, item in keywords.items()}
-    return promote(function, describe_callable(function), tuple(map(type_of, arguments)), named)
+    types = tuple([item.type if isinstance(item, Expr) else item for item in arguments])
+    named = {name: item.type if isinstance(item, Expr) else item for name, item in keywords.items()}
+    return promote(function, types, named)
 
 
 def _check_exact(op: Op, values: list[Any]) -> None:
@@ -175,18 +173,22 @@ def bind(
     given = _without_placement(function, _named_arguments(function, candidates[0], arguments, keywords))
     op = _match_literals(function, candidates, given)
     missing = [name for name in op.tensors if name not in given]
-    unknown = given.keys() - {*op.tensors, *(name for name, _ in op.parameters), *(name for name, _ in op.literals)}
+    unknown = given.keys() - op.names
     if missing or unknown:
         what = f"lacks {missing[0]}" if missing else f"does not take {unknown.pop()!r} in the epilogue language"
-        raise EpilogueError(f"{describe_callable(function)} {what}; its arguments are {', '.join(_names(op))}")
+        raise EpilogueError(f"{describe_callable(function)} {what}; its arguments are {', '.join(op.names)}")
     parameters = []
     for name, default in op.parameters:
-        value = given.get(name)
-        parameters.append(default if value is None else to_number(value, f"{name} of {describe_callable(function)}"))
+        value = given.get(name, default)
+        if type(value) is not float:
+            value = default if value is None else to_number(value, f"{name} of {describe_callable(function)}")
+        parameters.append(value)
     return op, [given[name] for name in op.tensors], tuple(parameters)
 
 
 def _without_placement(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    if _PLACEMENT.isdisjoint(keywords):
+        return keywords
     if isinstance(keywords.get("inplace"), Expr):
         raise EpilogueError(
             f"{describe_callable(function)}: inplace has to be True or False, not an operand: {keywords['inplace']!r}"
@@ -215,14 +217,13 @@ def _bind_signature(
     function: Callable[..., Any], python: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> dict[str, Any]:
     """Named arguments by the signature of a Python function; what does not fit is reported for `function`."""
+    names, count = python.__code__.co_varnames[: python.__code__.co_argcount], len(arguments)
+    if len(names) - len(python.__defaults__ or ()) <= count <= len(names) and keywords.keys() <= {*names[count:]}:
+        return {**dict(zip(names, arguments, strict=False)), **keywords}  # inspect.Signature.bind takes 12 us
     try:
         return dict(_signature(python).bind(*arguments, **keywords).arguments)
     except TypeError as error:
         raise EpilogueError(f"{describe_callable(function)}: {error} in the epilogue language") from None
-
-
-def _names(op: Op) -> list[str]:
-    return [*op.tensors, *(name for name, _ in op.parameters), *(name for name, _ in op.literals)]
 
 
 @functools.lru_cache(maxsize=256)
@@ -235,7 +236,7 @@ def _named_arguments(
 ) -> dict[str, Any]:
     if isinstance(function, types.FunctionType) and function.__module__ == "torch.nn.functional":
         return _bind_signature(function, function, arguments, keywords)
-    names = _names(op)
+    names = op.names
     if len(arguments) > len(names):
         raise EpilogueError(
             f"{describe_callable(function)} has {len(arguments)} arguments; in the epilogue language it takes "

@@ -201,14 +201,28 @@ for _name, _reason in NEEDS_VALUES.items():
     setattr(Expr, _name, refusal(_reason))
 
 
-def _make(key: tuple[Any, ...], **fields: Any) -> Expr:
+def _make(
+    key: tuple[Any, ...],
+    type: ValueType,
+    op: Op | None = None,
+    arguments: tuple[Expr, ...] = (),
+    parameters: tuple[float, ...] = (),
+    leaf: str = "",
+    number: float | None = None,
+    call: Call | None = None,
+) -> Expr:
     found = _nodes.get(key)
     if found is not None:
         return found
     node = object.__new__(Expr)
-    node.call = None
-    for name, value in fields.items():
-        setattr(node, name, value)
+    node.op = op
+    node.arguments = arguments
+    node.parameters = parameters
+    node.leaf = leaf
+    node.number = number
+    node.reads = frozenset({leaf} if leaf else ()).union(*[argument.reads for argument in arguments])
+    node.type = type
+    node.call = call
     return _nodes.setdefault(key, node)
 
 
@@ -231,16 +245,14 @@ def unlimited_operand(index: int, type: ValueType) -> Expr:
 
 
 def _leaf(name: str, type: ValueType) -> Expr:
-    reads = frozenset({name})
-    return _make((name, type), op=None, arguments=(), parameters=(), leaf=name, number=None, reads=reads, type=type)
+    return _make((name, type), type, leaf=name)
 
 
 def constant(value: float, type: ValueType = NUMBERS[float]) -> Expr:
     """A number as an expression. `type`: what it was, as that decides how PyTorch promotes it."""
     value = float(value)
     # repr tells -0.0 from 0.0, and gives every nan the same node.
-    key = ("number", repr(value), type)
-    return _make(key, op=None, arguments=(), parameters=(), leaf="", number=value, reads=frozenset(), type=type)
+    return _make(("number", repr(value), type), type, number=value)
 
 
 def apply(
@@ -252,8 +264,7 @@ def apply(
     if op is op_table().identity and (type.promotes_as(arguments[0].type) or arguments[0].is_number):
         return arguments[0]
     key = (op.code, type, *map(id, arguments), *map(repr, parameters))
-    reads = frozenset().union(*(argument.reads for argument in arguments))
-    return _make(key, op=op, arguments=arguments, parameters=parameters, leaf="", number=None, reads=reads, type=type)
+    return _make(key, type, op, arguments, parameters)
 
 
 def with_type(node: Expr, type: ValueType) -> Expr:
@@ -273,8 +284,7 @@ def with_call(node: Expr, call: Call) -> Expr:
     op = op_table().identity
     # repr tells 1 from 1.0 and -0.0 from 0.0
     key = (op.code, node.type, id(node), *call.map(lambda item: id(item) if isinstance(item, Expr) else repr(item)))
-    fields = {"arguments": (node,), "parameters": (), "leaf": "", "number": None, "reads": node.reads}
-    return _make(key, op=op, type=node.type, call=call, **fields)
+    return _make(key, node.type, op, (node,), call=call)
 
 
 def unmarked(node: Expr) -> Expr:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -25,24 +24,19 @@ _ATTEMPTS = 200
 _ADVICE = "compute a part of it before or after with cutfuse.pointwise, or pass a part as an operand"
 
 
-@dataclass
 class _Node:
-    """An instruction to be: `arguments` has the indices of other nodes, names of leaves and numbers."""
+    """An instruction to be: `arguments` has the indices of other nodes, names of leaves and numbers.
 
-    op: Op
-    arguments: list[int | Argument]
-    parameters: tuple[float, ...]
+    inner: the nodes among the arguments, each once. kept: the one that has to be in a slot, argument c.
+    """
 
-    @property
-    def inner(self) -> list[int]:
-        """The nodes among the arguments, each once."""
-        return list(dict.fromkeys(item for item in self.arguments if isinstance(item, int)))
-
-    @property
-    def kept(self) -> int | None:
-        """The node that has to be in a slot: argument c."""
-        last = self.arguments[-1]
-        return last if len(self.arguments) == 3 and isinstance(last, int) else None
+    def __init__(self, op: Op, arguments: list[int | Argument], parameters: tuple[float, ...]) -> None:
+        self.op = op
+        self.arguments = arguments
+        self.parameters = parameters
+        self.inner = list(dict.fromkeys([item for item in arguments if isinstance(item, int)]))
+        last = arguments[-1]
+        self.kept = last if len(arguments) == 3 and isinstance(last, int) else None
 
 
 def lower(root: Expr, operand_count: int, is_eager: bool = False) -> Program:
@@ -61,7 +55,7 @@ def lower(root: Expr, operand_count: int, is_eager: bool = False) -> Program:
             f"the epilogue reads operand {read - 1}, and is given {counted(operand_count, 'operand')}: {root!r}"
         )
     nodes, result = _flatten(root)
-    return Program(_assemble(nodes, _schedule(nodes, result)), operand_count, is_eager)
+    return Program(_assemble(nodes, *_schedule(nodes, result)), operand_count, is_eager)
 
 
 def check_length(root: Expr) -> None:
@@ -129,26 +123,30 @@ def _misfits(op: Op, arguments: list[int | Argument]) -> list[int]:
     return misfits
 
 
-def _schedule(nodes: list[_Node], result: int | Argument) -> list[int]:
-    """An order of evaluation that fits the slots: Sethi and Ullman's, and if shared values spoil it, other orders."""
+def _schedule(nodes: list[_Node], result: int | Argument) -> tuple[list[int], dict[int, int]]:
+    """An order of evaluation that fits the slots, and the slot of each value that needs one."""
     if not isinstance(result, int):
-        return []
+        return [], {}
     limit = op_table().limits["slots"]
-    best = _depth_first(result, _preferred_orders(nodes))
-    fewest = _slots_needed(nodes, best)
+    fewest = len(nodes)
+    for orders in _orders_to_try(nodes):
+        order = _depth_first(result, orders)
+        slots = _assign_slots(nodes, order)
+        needed = 1 + max(slots.values(), default=-1)
+        if needed <= limit:
+            return order, slots
+        fewest = min(fewest, needed)
+    raise EpilogueError(
+        f"the epilogue keeps {fewest} intermediate values at a time, and a program has {limit} slots: {_ADVICE}"
+    )
+
+
+def _orders_to_try(nodes: list[_Node]) -> Iterator[list[list[int]]]:
+    """Of the arguments of each node: Sethi and Ullman's orders, and if shared values spoil these, others."""
+    yield _preferred_orders(nodes)
     shuffle = random.Random(0)
     for _ in range(_ATTEMPTS):
-        if fewest <= limit:
-            return best
-        order = _depth_first(result, [shuffle.sample(node.inner, len(node.inner)) for node in nodes])
-        needed = _slots_needed(nodes, order)
-        if needed < fewest:
-            best, fewest = order, needed
-    if fewest > limit:
-        raise EpilogueError(
-            f"the epilogue keeps {fewest} intermediate values at a time, and a program has {limit} slots: {_ADVICE}"
-        )
-    return best
+        yield [shuffle.sample(node.inner, len(node.inner)) for node in nodes]
 
 
 def _preferred_orders(nodes: list[_Node]) -> list[list[int]]:
@@ -195,10 +193,6 @@ def _last_uses(nodes: list[_Node], order: list[int]) -> dict[int, int]:
     return last
 
 
-def _slots_needed(nodes: list[_Node], order: list[int]) -> int:
-    return max((slot + 1 for slot in _assign_slots(nodes, order).values()), default=0)
-
-
 def _assign_slots(nodes: list[_Node], order: list[int]) -> dict[int, int]:
     """A slot for each value that outlives the next instruction. One is free again for the result of its last user."""
     last = _last_uses(nodes, order)
@@ -213,8 +207,7 @@ def _assign_slots(nodes: list[_Node], order: list[int]) -> dict[int, int]:
     return slots
 
 
-def _assemble(nodes: list[_Node], order: list[int]) -> tuple[Instruction, ...]:
-    slots = _assign_slots(nodes, order)
+def _assemble(nodes: list[_Node], order: list[int], slots: dict[int, int]) -> tuple[Instruction, ...]:
     instructions = []
     previous: int | None = None
     for index in order:

@@ -17,7 +17,7 @@ import torch
 
 from cutfuse import dynamo, native
 from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.expression import Expr, apply, constant, input, operand, topological
+from cutfuse.epilogue.expression import Expr, apply, constant, input, operand
 from cutfuse.epilogue.table import CONDITION, Op, op_table
 
 if TYPE_CHECKING:
@@ -140,27 +140,59 @@ class Program:
                 slots[f"s{item.slot}"] = previous
         return previous
 
-    @functools.cached_property
+    @property
     def inputs_with_gradient(self) -> frozenset[int]:
         """From which inputs the result comes otherwise than through booleans: 0 for z, k for operand k - 1."""
+        return self._inputs.with_gradient
 
-        def differentiated(node: Expr) -> tuple[Expr, ...]:
-            if node.op is None or node.is_boolean:
-                return ()
-            pairs = zip(node.op.tensors, node.arguments, strict=True)
-            return tuple(argument for name, argument in pairs if name != CONDITION)
-
-        leaves = {node.leaf for node in topological(self.expression, differentiated) if not node.is_boolean}
-        return frozenset(0 if leaf == "z" else 1 + int(leaf[1:]) for leaf in leaves if leaf)
-
-    @functools.cached_property
+    @property
     def operands_in_derivatives(self) -> frozenset[int]:
         """The operands whose values a derivative depends on: not those that are added alone, scaled by numbers."""
-        read: set[str] = set()
-        for node in topological(self.expression, lambda node: node.arguments if _adds(node) else ()):
-            if node.op is not None and not _adds(node):
-                read |= node.reads
-        return frozenset(int(leaf[1:]) for leaf in read if leaf != "z")
+        return frozenset([k - 1 for k in self._inputs.in_derivatives if k])
+
+    @functools.cached_property
+    def _inputs(self) -> _Inputs:
+        """Of the result."""
+        leaves = [_Inputs(frozenset({k}), frozenset({k})) for k in range(1 + self.operand_count)]
+        sources: dict[str, _Inputs | None] = {f"r{k}": own for k, own in enumerate(leaves[1:])}
+        sources["z"] = sources["prev"] = leaves[0]
+        for item in self.instructions:
+            given = [sources[source] if isinstance(source, str) else None for source in item.arguments]
+            sources["prev"] = _inputs_of(op_table().op(item.op), given)
+            if item.slot is not None:
+                sources[f"s{item.slot}"] = sources["prev"]
+        return sources["prev"] or _Inputs()
+
+    @functools.cached_property
+    def operation(self) -> Operation | None:
+        """None for a program that is more than one function, or one that is not known to round once."""
+        if len(self.instructions) != 1:
+            return None
+        (instruction,) = self.instructions
+        op = op_table().op(instruction.op)
+        tensors = [item for item in instruction.arguments if isinstance(item, str)]
+        takes_numbers = op.operator is not None
+        if not rounds_once(op):
+            return None
+        if len(tensors) < op.arity and not takes_numbers:
+            return None
+        arguments = tuple(0 if item in ("z", "prev") else 1 + int(item.removeprefix("r")) for item in tensors)
+        if 0 not in arguments:
+            return None
+        keywords = dict(op.keywords(instruction.parameters))
+        function: Any = op.operator or (functools.partial(op.function, **keywords) if keywords else op.function)
+        if len(tensors) < op.arity:
+            function = _with_numbers(function, instruction.arguments)
+        hands_gradient_on = op.infix in _HANDING_ON
+        scales = op.infix == "*" and len(tensors) == 1
+        return Operation(function, arguments, hands_gradient_on, not (hands_gradient_on or scales))
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is z plus an operand or a number: all gradients are the one that arrives."""
+        found = self.operation
+        is_addition = found is not None and op_table().op(self.instructions[0].op).infix == "+"
+        return found is not None and is_addition and found.arguments.count(0) == 1  # z + z has twice the gradient
 
     def pretty(self) -> str:
         """A listing, one instruction a line."""
@@ -212,16 +244,34 @@ def _source_expression(source: Argument, previous: Expr, slots: dict[str, Expr])
     return slots[source]
 
 
-def _adds(node: Expr) -> bool:
-    """Whether a node is a sum, a difference or a cast of its arguments, or one of them scaled by a number."""
-    if node.op is None:
-        return False
-    numbers = [argument.is_number for argument in node.arguments]
-    if node.op.infix == "*":
-        return any(numbers)
-    if node.op.infix == "/":
-        return numbers[1]
-    return node.op.infix in ("+", "-") or node.op.prefix in ("+", "-") or node.op is op_table().identity
+class _Inputs(NamedTuple):
+    """Of a value of a program: the inputs that it reads, those from which it comes otherwise than through booleans, and
+    those on whose values a derivative of it depends. 0 for z, k for operand k - 1."""
+
+    reads: frozenset[int] = frozenset()
+    with_gradient: frozenset[int] = frozenset()
+    in_derivatives: frozenset[int] = frozenset()
+
+
+def _inputs_of(op: Op, given: Sequence[_Inputs | None]) -> _Inputs | None:
+    """Of what an op gives; None stands for a number.
+
+    A sum, a difference and a value that is scaled by a number have derivatives that depend on none of their terms.
+    """
+    if op is op_table().identity:
+        return given[0]
+    known = [item for item in given if item is not None]
+    reads = frozenset[int]().union(*[item.reads for item in known])
+    pairs = () if op.is_boolean else zip(op.tensors, given, strict=True)
+    differentiated = [item.with_gradient for name, item in pairs if item is not None and name != CONDITION]
+    if op.infix == "*":
+        is_sum = None in given
+    elif op.infix == "/":
+        is_sum = given[1] is None
+    else:
+        is_sum = op.infix in ("+", "-") or op.prefix == "-"
+    in_derivatives = frozenset[int]().union(*[item.in_derivatives for item in known]) if is_sum else reads
+    return _Inputs(reads, frozenset[int]().union(*differentiated), in_derivatives)
 
 
 _ROOTS = {"torch": torch, "operator": operator}
@@ -275,8 +325,12 @@ def evaluate(program: Program, z: torch.Tensor, operands: Sequence[torch.Tensor]
 
 def arithmetic_dtype(x: torch.Tensor, operands: Sequence[torch.Tensor] = ()) -> torch.dtype:
     """fp64 where PyTorch promotes to it: for an input with dimensions, or any where none has dimensions. Else fp32."""
-    wide = x.dtype == torch.float64 or any(t.dtype == torch.float64 and (t.dim() > 0 or x.dim() == 0) for t in operands)
-    return torch.float64 if wide else torch.float32
+    if x.dtype == torch.float64:
+        return x.dtype
+    for t in operands:
+        if t.dtype == torch.float64 and (t.dim() > 0 or x.dim() == 0):
+            return t.dtype
+    return torch.float32
 
 
 @dynamo.assume_constant_result
@@ -328,41 +382,6 @@ class Operation(NamedTuple):
     def __call__(self, z: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         tensors = (z, *operands)
         return self.function(*(tensors[k] for k in self.arguments))
-
-
-@functools.lru_cache(maxsize=1024)
-def is_sum(program: str) -> bool:
-    """Whether a program, in its text form, is z plus an operand or a number: all gradients are the one that arrives."""
-    instructions = Program.parse(program).instructions
-    found = find_operation(program)
-    is_addition = found is not None and op_table().op(instructions[0].op).infix == "+"
-    return found is not None and is_addition and found.arguments.count(0) == 1  # z + z has twice the gradient
-
-
-@functools.lru_cache(maxsize=1024)
-def find_operation(program: str) -> Operation | None:
-    """None for a program, in its text form, that is more than one function, or one that is not known to round once."""
-    instructions = Program.parse(program).instructions
-    if len(instructions) != 1:
-        return None
-    (instruction,) = instructions
-    op = op_table().op(instruction.op)
-    tensors = [item for item in instruction.arguments if isinstance(item, str)]
-    takes_numbers = op.operator is not None
-    if not rounds_once(op):
-        return None
-    if len(tensors) < op.arity and not takes_numbers:
-        return None
-    arguments = tuple(0 if item in ("z", "prev") else 1 + int(item.removeprefix("r")) for item in tensors)
-    if 0 not in arguments:
-        return None
-    keywords = dict(op.keywords(instruction.parameters))
-    function: Any = op.operator or (functools.partial(op.function, **keywords) if keywords else op.function)
-    if len(tensors) < op.arity:
-        function = _with_numbers(function, instruction.arguments)
-    hands_gradient_on = op.infix in _HANDING_ON
-    scales = op.infix == "*" and len(tensors) == 1
-    return Operation(function, arguments, hands_gradient_on, not (hands_gradient_on or scales))
 
 
 def rounds_once(op: Op) -> bool:

@@ -81,6 +81,11 @@ class Op:
         return len(self.tensors)
 
     @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of all arguments, in their order."""
+        return (*self.tensors, *[name for name, _ in self.parameters], *[name for name, _ in self.literals])
+
+    @functools.cached_property
     def operator(self) -> Callable[[Any, Any], Any] | None:
         """Python's operator on float tensors and numbers, for infix ops whose operator alone is the op.
 

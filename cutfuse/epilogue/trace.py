@@ -72,7 +72,6 @@ class Epilogue:
     text: str
     expression: Expr
     operand_count: int
-    affine: Affine | None
     dtype: torch.dtype | None
     name: str
     _by_types: dict[tuple[ValueTypes, torch.dtype], Epilogue]
@@ -116,13 +115,16 @@ class Epilogue:
             "text": program.text,
             "expression": expression,
             "operand_count": operand_count,
-            "affine": split_affine(expression),
             "dtype": expression.type.dtype,
             "name": f"epilogue{next(_numbers)}",
             "_by_types": {},
         }
         self.__dict__.update(values)
         _epilogues[self.name] = self
+
+    @functools.cached_property
+    def affine(self) -> Affine | None:
+        return split_affine(self.expression)
 
     def for_types(self, types: ValueTypes) -> Epilogue:
         """The same for a pre-activation and operands of these types.

@@ -175,6 +175,9 @@ def run_symbolically(fn: Callable[..., Any], arguments: list[Expr], start: Modes
         _thread.start = before
 
 
+_CPU = torch.device("cpu")
+
+
 class TracedTensor(torch.Tensor):
     """A tensor without elements that stands for an expression."""
 
@@ -189,7 +192,7 @@ class TracedTensor(torch.Tensor):
     def of(expression: Expr, has_gradient: bool = True) -> TracedTensor:
         # This constructor bypasses the dispatcher, so that no TorchDispatchMode that is active sees it.
         dtype = expression.type.dtype or torch.float32
-        traced = torch.Tensor._make_wrapper_subclass(TracedTensor, (), dtype=dtype, device=torch.device("cpu"))
+        traced = torch.Tensor._make_wrapper_subclass(TracedTensor, (), dtype=dtype, device=_CPU)
         traced.expression = expression
         if not has_gradient:
             traced.has_gradient = False
@@ -199,7 +202,7 @@ class TracedTensor(torch.Tensor):
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = tuple(unwrap(item) for item in args)
+        given = tuple([unwrap(item) for item in args])
         named = {name: unwrap(item) for name, item in (kwargs or {}).items()}
         now = Modes.now()
         try:
@@ -272,10 +275,9 @@ def evaluate_call(function: Callable[..., Any], arguments: tuple[Any, ...], keyw
         refuse_attribute(name)
     if name in _TYPE_QUERIES and len(arguments) == 1:
         return _answer(function, arguments[0])
-    if any(
-        isinstance(item, list | tuple) and any(isinstance(part, torch.Tensor) for part in item) for item in arguments
-    ):
-        refuse_list(name)
+    for item in arguments:
+        if isinstance(item, list | tuple) and any(isinstance(part, torch.Tensor) for part in item):
+            refuse_list(name)
     symbol, is_reflected = _operators().get(function, ("", False))
     if not symbol:
         return calls.call(function, arguments, keywords)

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from cutfuse.epilogue.errors import EpilogueError
+from cutfuse.epilogue.table import describe_callable
 from cutfuse.precision import autocast_dtype
 
 
@@ -50,7 +51,7 @@ class ValueType(NamedTuple):
 
     def promotes_as(self, other: ValueType) -> bool:
         """Whether it is the same to PyTorch."""
-        return self._replace(in_fp64=False) == other._replace(in_fp64=False)
+        return self == other or self._replace(in_fp64=False) == other._replace(in_fp64=False)
 
     @property
     def is_boolean(self) -> bool:
@@ -188,60 +189,65 @@ def _entered_autocasts() -> list[Autocast | None]:
     """What the callable has entered since its trace began, of the devices on which its call may run."""
     if not _thread.at_start:
         return []
-    now = map(autocast_on, _devices())
+    now = tuple(map(autocast_on, _devices()))
+    if now == _thread.at_start:
+        return []
     return [found for found, before in zip(now, _thread.at_start, strict=True) if found != before]
 
 
-def promote(function: Callable[..., Any], name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> ValueType:
+def promote(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> ValueType:
     """The type of a PyTorch function's result. `arguments` have a ValueType in place of each symbolic value.
 
     Raises EpilogueError where PyTorch refuses these types, and where its result is of an integer type: it would be
     exact and wrap around, which floating-point arithmetic does not.
     """
     everything = (*arguments, *keywords.values())
-    given = [item for item in everything if isinstance(item, ValueType)]
-    if any(item.dtype is None for item in given) or any(item is INPUT_DTYPE for item in everything):
-        return UNKNOWN
+    for item in everything:
+        if item is INPUT_DTYPE or (isinstance(item, ValueType) and item.dtype is None):
+            return UNKNOWN
     # 1, 1.0 and True are equal, but not to type promotion.
     decisive = tuple(map(type, everything)), torch.get_default_dtype()
-    key = function, name, arguments, tuple(keywords.items()), _thread.autocast, decisive
+    key = function, arguments, tuple(keywords.items()), _thread.autocast, decisive
     try:
-        hash(key)
+        return _promote(*key)
+    except EpilogueError:
+        raise
     except TypeError:  # an argument that is not hashable
         return _promote.__wrapped__(*key)
-    return _promote(*key)
 
 
 @functools.lru_cache(maxsize=4096)
 def _promote(
     function: Callable[..., Any],
-    name: str,
     arguments: tuple[Any, ...],
     named: tuple[tuple[str, Any], ...],
     autocast: Autocast | None,
     decisive: tuple[Any, ...],
 ) -> ValueType:
     """decisive: what the result depends on besides, for the cache."""
-    keywords = dict(named)
+    called, keywords = function, dict(named)
+
+    def described() -> str:
+        return f"{describe_callable(called)} of {describe_types(given)}"
+
     given = [item for item in (*arguments, *keywords.values()) if isinstance(item, ValueType)]
     if function is torch.div and len(arguments) == 2 and not keywords and _is_number(arguments[0]):
         function, arguments = torch.Tensor.__rtruediv__, arguments[::-1]  # 1 / z is a reciprocal, which autocast casts
     try:
         result = _ask(function, arguments, keywords, autocast)
-        with asking(None):
-            wraps = len(given) == 1 and given[0].is_integer and _wraps_around(function, arguments, keywords, result)
+        wraps = len(given) == 1 and given[0].is_integer and _wraps_around(function, arguments, keywords, result)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise EpilogueError(f"PyTorch refuses {name} of {describe_types(given)}: {reason}") from None
+        raise EpilogueError(f"PyTorch refuses {described()}: {reason}") from None
     found = type_of(result)
     if wraps:
         raise EpilogueError(
-            f"{name} of {describe_types(given)} computes with integers on the way in PyTorch, modulo the type's range, "
+            f"{described()} computes with integers on the way in PyTorch, modulo the type's range, "
             "and an epilogue with floating-point numbers: convert to them first (.float()), or compute this before"
         )
     if found.is_integer:
         raise EpilogueError(
-            f"{name} of {describe_types(given)} gives {found.dtype} in PyTorch, exact and modulo the type's range, and "
+            f"{described()} gives {found.dtype} in PyTorch, exact and modulo the type's range, and "
             "an epilogue computes with floating-point numbers: convert to them first (.float(), 1.0 for 1), or "
             "compute this before"
         )
@@ -285,9 +291,11 @@ def _wraps_around(
     assert given.dtype is not None
     limits = torch.iinfo(given.dtype)
     ends = (limits.min, limits.max) if limits.bits <= 16 else (limits.min,)  # exact in fp32
-    return not all(
-        torch.allclose(call(end, None), call(end, torch.float64), rtol=0.01, atol=1e-3, equal_nan=True) for end in ends
-    )
+    with asking(None):
+        return not all(
+            torch.allclose(call(end, None), call(end, torch.float64), rtol=0.01, atol=1e-3, equal_nan=True)
+            for end in ends
+        )
 
 
 def describe_types(types: list[ValueType]) -> str:
@@ -338,10 +346,8 @@ def asking(autocast: Autocast | None) -> Iterator[None]:
     # The faster one would keep calls from `_Elsewhere` too.
     is_elsewhere = autocast is not None and autocast.device_type != "cpu"
     modes_off: Callable[[], Any] = _disable_current_modes if is_elsewhere else torch._C._DisableTorchDispatch
-    with torch._C.DisableTorchFunction(), modes_off(), contextlib.ExitStack() as stack:
-        stack.enter_context(_autocast("cpu", None))
-        if autocast is not None:
-            stack.enter_context(_autocast(*autocast))
+    asked = contextlib.nullcontext() if autocast is None else _autocast(*autocast)
+    with torch._C.DisableTorchFunction(), modes_off(), _autocast("cpu", None), asked:
         yield
 
 

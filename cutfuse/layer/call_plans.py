@@ -64,8 +64,8 @@ class Planned(NamedTuple):
             return native.core.run_call(self.call, list(tensors), first_operand, device or 0)
 
     def keep(self, function: CallFunction, given: tuple[Any, ...], number: int, key: CallKey) -> None:
-        """Has later calls like this one run the plan. key: this call's, before the plan was made."""
-        request(self.epilogues)
+        """Has later calls like this one run the plan, once its epilogues are requested. key: this call's, before the
+        plan was made."""
         if are_requested(self.epilogues):  # a call that is captured in a graph asks for none; a later one does
             native.core.remember_call(function, given, number, key, self.call)
 
@@ -80,10 +80,13 @@ def remember(
     given: tuple[Any, ...],
     number_of: Callable[[], int | None],
     make_plan: Callable[[], Planned | None],
-) -> Planned | None:
-    """Makes the plan of a call that has a key, and adds it to the table, unless its key has changed meanwhile.
+    tensors: tuple[Sequence[Tensor], int] | None = None,
+) -> Any:
+    """Makes the plan of a call that has a key, runs it on `tensors`, and adds it to the table, unless its key has
+    changed meanwhile. Gives the result; None where there is no plan.
 
-    It can change because another thread sets the process's precision or the default type. None where there is no plan.
+    It can change because another thread sets the process's precision or the default type. tensors: as `Planned.run`
+    takes them, or None where nothing is to run.
     """
     default_dtype = torch.get_default_dtype()
     number = number_of()
@@ -91,9 +94,13 @@ def remember(
     if number is None or key is None or torch.get_default_dtype() is not default_dtype:
         return None
     planned = make_plan()
-    if planned is not None:
-        planned.keep(function, given, number, key)
-    return planned
+    if planned is None:
+        return None
+    if tensors is None:
+        request(planned.epilogues)
+    y = None if tensors is None else planned.run(*tensors)
+    planned.keep(function, given, number, key)
+    return y
 
 
 def _result_of(y: Tensor) -> Result:
@@ -126,7 +133,8 @@ def linear_call(
     is_bias_apart: bool = False,
 ) -> Planned:
     """The call that a layer's plan is of. has_planes: of the weight, which the plan may read."""
-    require_kernel(plan, arguments)
+    if arguments.batch_invariant:
+        require_kernel(plan, arguments)
     matrices = matrices_of(arguments)
     epilogues = find_epilogues(plan, arguments.x.device.index or 0, arguments.program, matrices)
     shape = plan.output_shape if shape is None else shape
@@ -269,12 +277,12 @@ def plan_backward_call(
         layout = gradient_layout(dense, tensors, sums_columns=sums_columns)
     if layout is None:
         return None
-    like_dense = tuple(dense.shape), dense.stride()
+    like_dense = tuple(dense.shape), dense.stride(), torch.float32
     gradients = [
-        (*like_dense, t.dtype) if t.shape == dense.shape else contiguous_result(t.shape, t.dtype)
+        (*like_dense[:2], t.dtype) if t.shape == dense.shape else contiguous_result(t.shape, t.dtype)
         for t in (inputs[k] for k in wanted)
     ]
-    stored = gradient_outputs(dense, wanted, [inputs[k].shape for k in wanted], gradients, device)
+    stored = gradient_outputs(like_dense, wanted, [inputs[k].shape for k in wanted], gradients, device)
     of_grad, of_x, *others = _matrices(tensors, layout.strides)
     reduction = 0 if rows is None else reduction_codes()[rows.reduction]
     derivatives, outputs = as_given(stored)
@@ -291,31 +299,32 @@ def plan_backward_call(
 
 
 def gradient_outputs(
-    dense: Tensor,
+    dense: Result,
     wanted: Sequence[int],
     shapes: Sequence[Sequence[int]],
     gradients: Sequence[Result],
     device: torch.device,
 ) -> list[GradientOutput]:
-    """What the kernel of the gradients stores, in the shape and layout of `dense`, and what of that is summed.
+    """What the kernel of the gradients stores, in the shape and layout of `dense`, which is fp32 where it is summed.
 
     shapes: what `wanted` inputs, x (0) and operands (k - 1 for k), have, and broadcast to dense's. gradients: of them,
     contiguous. What one launch does not sum is stored in dense's shape.
     """
+    sizes, strides, _ = dense
     fp32 = dtype_codes()[torch.float32]
     found: list[GradientOutput] = []
     for k, shape, gradient in zip(wanted, shapes, gradients, strict=True):
-        if tuple(shape) == tuple(dense.shape):
+        if tuple(shape) == sizes:
             found.append((k, gradient, None))
             continue
-        aligned = (1,) * (dense.dim() - len(shape)) + tuple(shape)
-        dims = tuple([d for d, size in enumerate(aligned) if size != dense.shape[d]])
-        layout = reduction_layout((dense.shape,), (dense.stride(),), dims) if dims else None
+        aligned = (1,) * (len(sizes) - len(shape)) + tuple(shape)
+        dims = tuple([d for d, size in enumerate(aligned) if size != sizes[d]])
+        layout = reduction_layout((sizes,), (strides,), dims) if dims else None
         total = None
         if layout is not None and layout.result_order is None:
             outer, reduced, inner = layout.strides[0]
             total = gradient_sum(layout.extents, (0, fp32, outer, reduced, inner), gradient, device)
-        found.append((k, (tuple(dense.shape), dense.stride(), torch.float32), total))
+        found.append((k, dense, total))
     return found
 
 
@@ -326,7 +335,11 @@ def as_given(outputs: Sequence[GradientOutput]) -> tuple[list[tuple[int, int, in
 
 
 def contiguous_result(shape: Sequence[int], dtype: torch.dtype) -> Result:
-    return tuple(shape), torch.empty(shape, device="meta").stride(), dtype
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(shape), tuple(reversed(strides)), dtype
 
 
 def gradient_sum(extents: tuple[int, ...], x: Matrix, result: Result, device: torch.device) -> GradientSum:

@@ -110,11 +110,15 @@ def _tf32_getter() -> Any:
 
 
 def remember_linear(
-    given: tuple[Any, ...], epilogue: Epilogue, make_plan: Callable[[], Planned | None]
-) -> Planned | None:
+    given: tuple[Any, ...],
+    epilogue: Epilogue,
+    make_plan: Callable[[], Planned | None],
+    tensors: tuple[Sequence[Tensor], int] | None = None,
+) -> Tensor | None:
     """As `remember` of a call of `linear`. given: the call's arguments."""
     number_of = functools.partial(_number_of, given[3], given[4], given[0], epilogue)
-    return remember(native.core.CallFunction.linear, given, number_of, make_plan)
+    y: Tensor | None = remember(native.core.CallFunction.linear, given, number_of, make_plan, tensors)
+    return y
 
 
 def has_number(given: tuple[Any, ...], epilogue: Epilogue) -> bool:
@@ -136,7 +140,7 @@ def plan_steps(replay: Replay | None, tensors: Sequence[Tensor | None]) -> Plann
 
 def remember_mlp(
     given: tuple[Any, ...], epilogue: Epilogue | None, make_function: Callable[[], Replay]
-) -> Planned | None:
+) -> Tensor | None:
     """As `remember` of a call of `mlp`. given: as `call_mlp` takes them. epilogue: the hidden layer's; None for the
     identity. make_function: gives what computes the result of the call's tensors, and holds nothing that may change.
     """
@@ -144,7 +148,11 @@ def remember_mlp(
     x = tensors[0]
     resolved = identity(0) if epilogue is None else epilogue
     number_of = functools.partial(_number_of, hidden, [x] * has_gate, x, resolved)
-    return remember(native.core.CallFunction.mlp, given, number_of, lambda: plan_steps(make_function(), tensors))
+    run = [t for t in tensors if t is not None], 0
+    y: Tensor | None = remember(
+        native.core.CallFunction.mlp, given, number_of, lambda: plan_steps(make_function(), tensors), run
+    )
+    return y
 
 
 def remember_pass(
@@ -170,10 +178,9 @@ def tensors_of(operands: Sequence[Any]) -> tuple[Tensor, ...]:
 
 def _number_of(function: Any, operands: Sequence[Any], x: Tensor, epilogue: Epilogue) -> int | None:
     """The number that stands for the callable in keys. None if it has none, or if its trace has changed since."""
-    tensors = tensors_of(operands)
     numbers = tuple([None if isinstance(operand, Tensor) else operand for operand in operands])
-    types = tuple([type_of(tensor) for tensor in (x, *tensors)])
-    found = recognised(function, numbers if len(tensors) < len(numbers) else (), types)
+    types = tuple([type_of(given) for given in (x, *operands) if isinstance(given, Tensor)])
+    found = recognised(function, numbers if len(types) <= len(numbers) else (), types)
     return found[0] if found is not None and found[1] is epilogue else None
 
 

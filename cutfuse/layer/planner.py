@@ -102,8 +102,8 @@ class Request(NamedTuple):
 def plan(request: Request, only: str = "") -> LinearPlan:
     """`only`: the name of an alternative that has to be chosen; ValueError where it cannot run."""
     core, given = native.core, request._asdict()
-    given["precision"] = core.Precision.__members__[request.precision]
-    given["issuer"] = core.Issuer.__members__[request.issuer]
+    given["precision"] = getattr(core.Precision, request.precision)
+    given["issuer"] = getattr(core.Issuer, request.issuer)
     return core.plan_linear(core.LinearRequest(**given), only)
 
 
@@ -135,6 +135,12 @@ class Layout(NamedTuple):
     @property
     def of_matrix(self) -> MatrixLayout:
         return *self.shape, *self.strides, self.is_aligned  # type: ignore[return-value]  # of two dimensions
+
+
+def turned(matrix: MatrixLayout) -> MatrixLayout:
+    """Of the transpose."""
+    rows, columns, row_stride, column_stride, is_aligned = matrix
+    return columns, rows, column_stride, row_stride, is_aligned
 
 
 def layout_of(tensor: Tensor) -> Layout:
@@ -264,25 +270,38 @@ def plan_joined(
     if len(weights) > MOST_WEIGHTS or dtype.itemsize != 2 or not are_like_first:
         return None
     rows = tuple(weight[0] for weight in weights)
-    request = Request(
+    together = sum(rows), *first[1:4], all(weight[4] for weight in weights)
+    return plan(_request_product(x, together, dtype, device, "tf32", issuer)._replace(joined_rows=rows), only)
+
+
+def plan_product(
+    a: MatrixLayout, b: MatrixLayout, dtype: torch.dtype, device: torch.device, precision: str, issuer: str
+) -> LinearPlan:
+    """The plan of `a @ b.T`, of matrices of one type."""
+    return plan(_request_product(a, b, dtype, device, precision, issuer))
+
+
+def _request_product(
+    x: MatrixLayout, weight: MatrixLayout, dtype: torch.dtype, device: torch.device, precision: str, issuer: str
+) -> Request:
+    code = dtype_codes()[dtype]
+    return Request(
         x=x,
-        weight=(sum(rows), *first[1:4], all(weight[4] for weight in weights)),
+        weight=weight,
         bias=None,
-        input=dtype_codes()[dtype],
-        output=dtype_codes()[dtype],
+        input=code,
+        output=code,
         reduction=reduction_codes()["none"],
         epilogue_cost=0.0,
         specialized_cost=0.0,
         generated_cost=0.0,
         operand_bytes=0,
         fetched_bytes=0,
-        precision="tf32",
+        precision=precision,
         device=device_facts(device),
         issuer=issuer,
-        joined_rows=rows,
         times=times_of(device),
     )
-    return plan(request, only)
 
 
 def plan_of(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> LinearPlan | None:

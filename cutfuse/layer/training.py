@@ -28,7 +28,6 @@ from .autograd import (
 )
 from .call_plans import (
     Planned,
-    Result,
     as_given,
     column_sum,
     contiguous_result,
@@ -40,7 +39,15 @@ from .layouts import dtype_codes
 from .linear_plan import changes_setting, cublas_linear, matrices_of
 from .planner import LinearArguments
 from .specialize import Epilogues, find_alone
-from .training_step import IDENTITY, BackwardProducts, hands_gradient_on, needs_planes, plan_backward_products, storing
+from .training_step import (
+    IDENTITY,
+    BackwardProducts,
+    hands_gradient_on,
+    issuer_of_products,
+    needs_planes,
+    plan_backward_products,
+    storing,
+)
 
 
 class TrainedCall(NamedTuple):
@@ -152,17 +159,19 @@ def plan_training_call(
         return general()
     z = torch.empty(tuple(shape), dtype=x.dtype, device=x.device)
     m, n, codes, out_dtype = math.prod(z.shape[:-1]), z.shape[-1], dtype_codes(), arguments.out_dtype
-    products = plan_backward_products(z.view(m, n), arguments.x, weight)
-    dense = torch.empty((m, n), device="meta")
-    shapes = [dense.shape, *(arguments.operands[k - 1].shape for k in wanted)]
-    gradients = [_contiguous(z), *(_contiguous(operands[k - 1]) for k in wanted)]
+    mode = captured_mode() if x.dtype == torch.float32 else ""
+    issuer = issuer_of_products(m, weight, mode)
+    products = plan_backward_products(arguments.x, weight, issuer, mode)
+    dense = contiguous_result((m, n), torch.float32)
+    shapes = [(m, n), *[arguments.operands[k - 1].shape for k in wanted]]
+    gradients = [contiguous_result(t.shape, t.dtype) for t in (z, *[operands[k - 1] for k in wanted])]
     outputs = gradient_outputs(dense, [0, *wanted], shapes, gradients, x.device)
     program, has_sum = arguments.program, bias is not None and bias.requires_grad
     is_handed_on = is_identity or hands_gradient_on(arguments)
     # What is handed on has the result's shape; the general path hands a matrix on, which autograd gives the operand's.
     if is_handed_on and any(operands[k - 1].shape != z.shape for k in wanted):
         return general()
-    asked = arguments if is_handed_on else storing(arguments)
+    asked = arguments if is_handed_on else storing(arguments, issuer)
     forward = plan_linear_call(asked, shape=shape, is_bias_apart=adds_bias_apart(x, bias))
     grad, of_z = (0, codes[out_dtype], 0, n, 1), (0, codes[z.dtype], 0, n, 1)
     derivatives, given = as_given(outputs)
@@ -189,12 +198,11 @@ def plan_training_call(
         sums,
         backward[0] if backward else None,
         IDENTITY.native,
-        None if products.of_x is None else (products.of_x, weight, False, _contiguous(x)),
+        None if products.of_x is None else (products.of_x, weight, False, contiguous_result(x.shape, x.dtype)),
         None if products.of_weight is None else _weight_product(products, x, weight),
         is_handed_on,
     )
-    mode = captured_mode() if x.dtype == torch.float32 else ""
-    multiply = functools.partial(_multiply, mode) if changes_setting(x) else None
+    multiply = functools.partial(_multiply, mode) if changes_setting(x, mode) else None
     training = TrainedCall(
         handle, program.text, mode, allows_tf32(), multiply, is_handed_on, operand_facts(program, operands)
     )
@@ -221,13 +229,8 @@ def multiplies_at_once(arguments: LinearArguments) -> bool:
 def _weight_product(products: BackwardProducts, x: Tensor, weight: Tensor) -> tuple[Any, ...]:
     """The product that is the weight's gradient, as the native module takes it: the plan, x, whether x comes first in
     it, and the result."""
-    result = _contiguous(weight)
+    result = contiguous_result(weight.shape, weight.dtype)
     if products.is_weight_turned:
-        turned, _, dtype = _contiguous(weight.t())
-        result = turned[::-1], (1, turned[1]), dtype
+        n, k = weight.shape
+        result = (n, k), (1, n), weight.dtype
     return products.of_weight, x, products.is_weight_turned, result
-
-
-def _contiguous(tensor: Tensor) -> Result:
-    """Shape, strides and type of a contiguous result in the shape of a tensor."""
-    return contiguous_result(tensor.shape, tensor.dtype)

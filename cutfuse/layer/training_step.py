@@ -16,12 +16,11 @@ from torch._subclasses import FakeTensor
 
 from .. import dynamo, native
 from ..epilogue import Program
-from ..epilogue.program import is_sum
 from ..native import stands_in_for
 from ..precision import GUARDED, SPLIT_MODES, allows_tf32, product_mode
 from .layouts import NOT_CUDA, device_facts, dtype_codes
 from .linear_plan import plan_call
-from .planner import LinearArguments
+from .planner import LinearArguments, MatrixLayout, layout_of, plan_product, turned
 
 if TYPE_CHECKING:
     from .._C import LinearPlan
@@ -47,20 +46,28 @@ def issuer_of_products(rows: int, weight: Tensor, mode: str = "") -> str:
     return "training" if _is_small(rows, weight, mode) else "call"
 
 
-def plan_backward_products(grad_z: Tensor, x: Tensor, weight: Tensor) -> BackwardProducts:
-    """grad_z `[M, N]`, x `[M, K]` and weight `[N, K]`, of one type.
+def plan_backward_products(x: Tensor, weight: Tensor, issuer: str = "", mode: str = "") -> BackwardProducts:
+    """Of x `[M, K]` and weight `[N, K]`, of one type, with a contiguous gradient of z `[M, N]`.
+
+    issuer: the layer's, by `issuer_of_products`, where that is known. mode: the precision of the forward pass.
 
     Kernels of ours multiply layers that wait for the host, fp32 matrices by parts of their numbers, and matrices that
     have to be copied because their rows do not begin at multiples of 16 bytes: cuBLAS's kernels for those are slow.
     """
-    issuer = issuer_of_products(x.shape[0], weight)
-    only_copies = issuer == "call" and not (x.dtype == torch.float32 and product_mode() in SPLIT_MODES)
+    rows, columns = x.shape[0], weight.shape[0]
+    precision = product_mode(mode) if x.dtype == torch.float32 else "tf32"
+    issuer = issuer or issuer_of_products(rows, weight, mode)
+    only_copies = issuer == "call" and not (x.dtype == torch.float32 and precision in SPLIT_MODES)
+
+    def find(a: MatrixLayout, b: MatrixLayout) -> LinearPlan | None:
+        plan = plan_product(a, b, x.dtype, x.device, precision, issuer)
+        return plan if plan.is_fused and (not only_copies or _copies_rows(plan)) else None
+
+    grad_z = rows, columns, columns, 1, True
     is_turned = is_turned_weight(weight)
-    turned = (x.t(), grad_z.t()) if is_turned else (grad_z.t(), x.t())
-    of_x, of_weight = _plan(grad_z, weight.t(), issuer), _plan(*turned, issuer)
-    if only_copies:
-        of_x, of_weight = (plan if plan is not None and _copies_rows(plan) else None for plan in (of_x, of_weight))
-    return BackwardProducts(of_x, of_weight, is_turned)
+    pair = turned(layout_of(x).of_matrix), turned(grad_z)
+    of_weight = find(*pair) if is_turned else find(*pair[::-1])
+    return BackwardProducts(find(grad_z, turned(layout_of(weight).of_matrix)), of_weight, is_turned)
 
 
 def is_turned_weight(weight: Tensor) -> bool:
@@ -73,11 +80,6 @@ def product_arguments(a: Tensor, b: Tensor, issuer: str = "call") -> LinearArgum
     return LinearArguments(a, b, None, (), IDENTITY, "none", a.dtype, issuer=issuer)
 
 
-def _plan(a: Tensor, b: Tensor, issuer: str) -> LinearPlan | None:
-    plan = plan_call(product_arguments(a, b, issuer))
-    return plan if plan.is_fused else None
-
-
 def _copies_rows(plan: LinearPlan) -> bool:
     return any(isinstance(launch, native.core.AlignedCopy) for launch in plan.launches)
 
@@ -85,9 +87,9 @@ def _copies_rows(plan: LinearPlan) -> bool:
 def needs_planes(arguments: LinearArguments) -> bool:
     """Whether one of the three products of a training step in fp32 runs over planes, by several kernels."""
     x, weight, bias = arguments.x, arguments.weight, arguments.bias
-    grad_z = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    forward = plan_call(product_arguments(x, weight, issuer_of_products(x.shape[0], weight))._replace(bias=bias))
-    products = plan_backward_products(grad_z, x, weight)
+    issuer = issuer_of_products(x.shape[0], weight)
+    forward = plan_call(product_arguments(x, weight, issuer)._replace(bias=bias))
+    products = plan_backward_products(x, weight, issuer)
     plans = (forward, products.of_x, products.of_weight)
     return any(plan is not None and plan.is_fused and not _is_one_kernel(plan) for plan in plans)
 
@@ -96,9 +98,9 @@ def _is_one_kernel(plan: LinearPlan) -> bool:
     return plan.is_fused and plan.workspace_bytes == 0
 
 
-def storing(arguments: LinearArguments) -> LinearArguments:
-    """Those of the forward pass that stores the pre-activation beside the result."""
-    issuer = issuer_of_products(arguments.x.shape[0], arguments.weight)
+def storing(arguments: LinearArguments, issuer: str = "") -> LinearArguments:
+    """Those of the forward pass that stores the pre-activation beside the result. issuer: where it is known."""
+    issuer = issuer or issuer_of_products(arguments.x.shape[0], arguments.weight)
     return arguments._replace(stores_pre_activation=True, issuer=issuer)
 
 
@@ -114,9 +116,8 @@ def takes_few_launches(arguments: LinearArguments) -> bool:
     if any(operand.requires_grad and operand.shape != shape for operand in operands):
         return False
     if not _is_sum(arguments):
-        return _is_fused(storing(arguments))
-    grad_z = torch.empty(shape, dtype=x.dtype, device=x.device)
-    products = plan_backward_products(grad_z, x, weight)
+        return _is_fused(storing(arguments, "training"))
+    products = plan_backward_products(x, weight, "training")
     multiplies = any(plan is not None and _is_one_kernel(plan) for plan in (products.of_x, products.of_weight))
     # Planned as any call, because the operator that computes it on the general path is.
     return _is_fused(arguments) and multiplies
@@ -134,7 +135,7 @@ def _is_fused(arguments: LinearArguments) -> bool:
 
 def _is_sum(arguments: LinearArguments) -> bool:
     dtypes = {arguments.out_dtype, arguments.x.dtype, *(operand.dtype for operand in arguments.operands)}
-    return len(dtypes) == 1 and arguments.reduction == "none" and is_sum(arguments.program.text)
+    return len(dtypes) == 1 and arguments.reduction == "none" and arguments.program.is_sum
 
 
 def is_traced(*tensors: Tensor) -> bool:
