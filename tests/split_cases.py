@@ -97,22 +97,6 @@ def expected_flags(x: Tensor, scheme: int, is_weight: bool = False) -> int:
     return flags
 
 
-def rows_of(values: Tensor) -> Tensor:
-    """[planes, rows, pitch]."""
-    return values.permute(1, 2, 0, 3).flatten(2)
-
-
-def scales_of_rows(scales: Tensor, rows: int) -> Tensor:
-    """[blocks, rows], of scales that are one for each row or for several."""
-    return scales.repeat_interleave(round_up(rows, SCALE_ROWS) // scales.shape[1], 1)[:, :rows]
-
-
-def reconstruct(values: Tensor, scales: Tensor, rows: int) -> Tensor:
-    """The matrix in fp64, [rows, pitch]."""
-    blocks = values.double().sum(1) * scales_of_rows(scales, rows).double().unsqueeze(-1)
-    return blocks.transpose(0, 1).flatten(1)
-
-
 def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
     """Bit for bit, but for which NaN it is."""
     assert actual.shape == expected.shape

@@ -40,17 +40,6 @@ def test_explain_says_why_a_faster_kernel_does_not_run() -> None:
     assert 0.95 < best / cublas.microseconds < 1
 
 
-def test_explain_gives_the_workspace() -> None:
-    x, weight = inputs(1024, 4096, 4096)
-    with cutfuse.precision("split3"):
-        workspace_bytes = linear_plan.explain_fused(arguments_of(x, weight, "none")).workspace_bytes
-    assert (
-        workspace_bytes
-        == linear_plan.plan_call(arguments_of(x, weight, "none"), captured_mode="split3").workspace_bytes
-        > 0
-    )
-
-
 def test_explain_names_a_device_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (linear_plan, planner):
         monkeypatch.setattr(module, "device_facts", device_facts)
@@ -100,7 +89,7 @@ def test_explain_names_what_is_copied() -> None:
         "weight, 2050 lines of 1025 elements, 4.2 MB, is copied first, to 1032 elements apart",
         "the result, 4096 lines of 2050 elements, 16.8 MB, is stored 2056 elements apart and copied",
     ]
-    assert explained.workspace_bytes > 2 * (4096 * 1032 + 2050 * 1032 + 4096 * 2056)
+    assert explained.workspace_bytes == pytest.approx(2 * (4096 * 1032 + 2050 * 1032 + 4096 * 2056), rel=0.001)
 
 
 def test_explain_says_where_the_host_decides() -> None:

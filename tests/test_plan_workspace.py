@@ -9,7 +9,9 @@ import itertools
 from typing import Any
 
 import pytest
+import split_cases as cases
 from hypothesis import given
+from hypothesis import strategies as st
 from plan_cases import MODULE, pieces_of, plan, products, requests, transposed
 
 WORKSPACE, WEIGHT_PLANES = MODULE.Memory.workspace, MODULE.Memory.weight_planes
@@ -120,3 +122,19 @@ def test_planes_of_a_weight_in_memory_of_their_own(shape: tuple[int, int], schem
         assert all(piece.memory == WEIGHT_PLANES and piece.offset % ALIGNMENT == 0 for piece in pieces)
         assert all(a.offset + a.bytes <= b.offset for a, b in itertools.pairwise(pieces))
         assert pieces[-1].offset + pieces[-1].bytes <= own.bytes < pieces[-1].offset + pieces[-1].bytes + ALIGNMENT
+
+
+@given(
+    rows=st.integers(0, 100000),
+    columns=st.integers(0, 100000),
+    scheme=st.sampled_from(cases.SCHEMES),
+    turned=st.booleans(),
+    is_weight=st.booleans(),
+)
+def test_planes_shape(rows: int, columns: int, scheme: int, turned: bool, is_weight: bool) -> None:
+    shape = MODULE.planes_shape(rows, columns, scheme, turned, is_weight)
+    pitch, scale_pitch, flag_count, *sizes = shape
+    assert (pitch, scale_pitch) == (cases.round_up(columns, cases.BLOCK), cases.scale_pitch(rows, scheme, is_weight))
+    assert flag_count <= 1056
+    assert (flag_count == 0) == (rows == 0 or columns == 0)
+    assert sizes == [cases.PLANES[scheme] * rows * pitch * 2, pitch // cases.BLOCK * scale_pitch * 4, flag_count * 4]

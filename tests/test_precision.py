@@ -1,6 +1,6 @@
 """PyTorch's own settings decide the precision of fp32 products, unless a context or the process's mode does.
 
-Contexts are those of batch invariance and of rounding too.
+Contexts are those of batch invariance, of rounding and of specialization too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import cutfuse
-from cutfuse import invariance
+from cutfuse import invariance, native
 from cutfuse.invariance import is_batch_invariant
 from cutfuse.layer import autograd
 from cutfuse.layer.linear_plan import cublas_linear
@@ -124,15 +124,20 @@ class Mode(NamedTuple):
     values: tuple[Any, Any]
 
 
-EACH_MODE = pytest.mark.parametrize(
-    "mode",
-    [
-        Mode(cutfuse.precision, cutfuse.set_precision, product_mode, ("split3", "split6")),
-        Mode(cutfuse.batch_invariant, cutfuse.set_batch_invariant, is_batch_invariant, (True, False)),
-        Mode(cutfuse.rounding, cutfuse.set_rounding, lambda: ("once", "eager")[is_eager(None)], ("eager", "once")),
-    ],
-    ids=["precision", "batch_invariant", "rounding"],
-)
+EACH = {
+    "precision": Mode(cutfuse.precision, cutfuse.set_precision, product_mode, ("split3", "split6")),
+    "batch_invariant": Mode(cutfuse.batch_invariant, cutfuse.set_batch_invariant, is_batch_invariant, (True, False)),
+    "rounding": Mode(
+        cutfuse.rounding, cutfuse.set_rounding, lambda: ("once", "eager")[is_eager(None)], ("eager", "once")
+    ),
+    "specialization": Mode(
+        cutfuse.specialization,
+        cutfuse.set_specialization,
+        lambda: native.core.specialization_mode().name,
+        ("now", "off"),
+    ),
+}
+EACH_MODE = pytest.mark.parametrize("mode", EACH.values(), ids=EACH)
 
 
 @EACH_MODE
@@ -163,7 +168,7 @@ def test_a_context_is_this_threads_and_the_process_mode_every_threads(mode: Mode
     assert mode.current() == first
 
 
-@EACH_MODE
+@pytest.mark.parametrize("mode", [EACH[name] for name in ("precision", "batch_invariant", "rounding")])
 def test_a_context_is_this_tasks(mode: Mode) -> None:
     async def task(value: Any) -> Any:
         with mode.context(value):
@@ -221,19 +226,30 @@ def test_a_compiled_function_reads_the_modes_when_it_runs(recorded: list[str], m
     assert recorded == ["guarded", "split6", "guarded, invariant", "ieee"]
 
 
-def test_a_context_inside_a_compiled_function_breaks_the_graph_and_holds(recorded: list[str]) -> None:
-    def function(x: Tensor) -> Tensor:
-        with cutfuse.precision("split6"):
-            return torch.ops.cutfuse_test.product(x)
+@pytest.mark.parametrize("name", ["precision", "specialization"])
+def test_a_context_inside_a_compiled_function_breaks_the_graph_and_holds(name: str) -> None:
+    mode, seen = EACH[name], []
+    before = mode.current()
 
-    compiled = torch.compile(function, backend="aot_eager")
-    compiled(torch.zeros(2))
-    compiled(torch.zeros(2))
-    assert recorded == ["split6", "split6"]
+    @torch.compiler.disable
+    def look() -> None:
+        seen.append(mode.current())
+
+    def function(x: Tensor) -> Tensor:
+        with mode.context(mode.values[1]):
+            look()
+        look()
+        return x + 1
+
     torch._dynamo.reset()
-    reason = r"reads cutfuse\.precision when it runs: enter it around the call of the compiled function"
+    compiled = torch.compile(function, backend="eager")
+    for _ in range(2):
+        compiled(torch.zeros(2))
+    assert seen == [mode.values[1], before] * 2
+    torch._dynamo.reset()
+    reason = rf"reads cutfuse\.{name} when it runs: enter it around the call of the compiled function"
     with pytest.raises(torch._dynamo.exc.Unsupported, match=reason):
-        torch.compile(function, backend="aot_eager", fullgraph=True)(torch.zeros(2))
+        torch.compile(function, backend="eager", fullgraph=True)(torch.zeros(2))
 
 
 def test_a_decorated_function_holds_the_mode_when_it_is_compiled(recorded: list[str]) -> None:

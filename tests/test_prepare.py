@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from plane_cases import SEEN, UNSEEN, Change
+from plane_cases import SEEN, Change
 from plane_device import COLUMNS, DEFAULT, NBYTES, ROWS, Device, make_weight
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
@@ -225,17 +225,6 @@ def test_addresses_are_not_given_to_others_meanwhile(device: Device) -> None:
             sigmoid_of(prepared)
 
 
-def test_a_change_of_the_base_is_one_of_its_views(device: Device) -> None:
-    base = make_weight()
-    views = [cutfuse.prepare(base[1:5]), cutfuse.prepare(base[:, ::2]), cutfuse.prepare(base.t())]
-    x = torch.randn(2, ROWS)
-    torch.testing.assert_close(cutfuse.linear(x, views[2], epilogue=torch.relu), torch.relu(x @ base))
-    base.neg_()
-    for view in views:
-        with pytest.raises(RuntimeError, match="written in place"):
-            cutfuse.linear(torch.randn(2, view.weight.shape[1]), view, epilogue=torch.relu)
-
-
 def test_inference_tensors_and_inference_mode(device: Device) -> None:
     with torch.inference_mode():
         of_inference = cutfuse.prepare(torch.randn(ROWS, COLUMNS))
@@ -406,14 +395,6 @@ def test_every_change_is_refused(change: Change, has_planes: bool, request: pyte
     with pytest.raises(RuntimeError, match="call prepare again"):
         call(layer)
     check_layer(layer.train())
-
-
-@pytest.mark.parametrize("change", UNSEEN.values(), ids=UNSEEN)
-def test_what_is_not_seen_is_there_after_preparing_again(device: Device, change: Change) -> None:
-    layer = make_layer().prepare()
-    change(layer)
-    check_layer(layer.prepare())
-    assert device.products == ["planes"]
 
 
 def run_backward(layer: nn.Module) -> None:
