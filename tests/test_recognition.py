@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import dis
 import functools
 import math
 import os
@@ -26,7 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from cutfuse import native
-from cutfuse.epilogue import Epilogue, EpilogueError, reads, resolve
+from cutfuse.epilogue import Epilogue, EpilogueError, resolve
 from cutfuse.epilogue.fingerprint import detach, fingerprint
 from cutfuse.epilogue.reads import NoKeyError
 from cutfuse.epilogue.resolve import recognised
@@ -443,21 +442,6 @@ def test_globals_that_are_computed() -> None:
     other.__qualname__ = fn.__qualname__
     assert fingerprint(other) is None
     assert native.core.recognise(other) == 0
-
-
-def test_instructions_are_those_of_dis() -> None:
-    """Their names, and the names and constants that they take, whatever this Python's bytecode is."""
-    takes = {*dis.hasname, *dis.hasconst, *dis.haslocal, *dis.hasfree} - {dis.opmap.get("KW_NAMES")}  # 3.11's dis fails
-    codes = [
-        value.__code__ for value in (*vars(dis).values(), *vars(F).values()) if isinstance(value, types.FunctionType)
-    ]
-    for code in codes:  # grows while it is walked
-        codes.extend(value for value in code.co_consts if isinstance(value, types.CodeType))
-        expected = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
-        for item, found in zip(expected, reads._instructions(code), strict=True):
-            assert found.opname == item.opname
-            assert item.opcode not in takes or repr(found.argval) == repr(item.argval)
-    assert len(codes) > 100
 
 
 def test_names_of_attributes() -> None:

@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 import types
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -123,53 +123,12 @@ def _identify(code: types.CodeType) -> tuple[Any, ...]:
     return code, *unequal
 
 
-class _Instruction(NamedTuple):
-    opname: str
-    argval: Any
-    is_jump_target: bool
-
-
-_OF_NAMES, _OF_CONSTANTS, _OF_VARIABLES = (
-    frozenset(dis.hasname),
-    frozenset(dis.hasconst),
-    frozenset(dis.haslocal + dis.hasfree),
-)
-_JUMPS = frozenset(dis.hasjrel + dis.hasjabs)
-# Below the index of a name are flags.
-_SHIFTS = {"LOAD_GLOBAL": sys.version_info >= (3, 11), "LOAD_ATTR": sys.version_info >= (3, 12), "LOAD_SUPER_ATTR": 2}
-
-
-def _instructions(code: types.CodeType) -> Iterator[_Instruction]:
-    """What `dis.get_instructions` gives, which takes 100 us for an epilogue of eight operations, and this 30."""
-    raw, extended = code.co_code, 0
-    targets = () if _JUMPS.isdisjoint(raw[::2]) else dis.findlabels(raw)  # type: ignore[arg-type]  # of bytes
-    for place in range(0, len(raw), 2):
-        opcode, argument = raw[place], raw[place + 1] | extended
-        extended = argument << 8 if opcode == dis.EXTENDED_ARG else 0
-        name = dis.opname[opcode]
-        if name != "CACHE":
-            yield _Instruction(name, _argument_of(code, opcode, name, argument), place in targets)
-
-
-def _argument_of(code: types.CodeType, opcode: int, name: str, argument: int) -> Any:
-    if opcode in _OF_NAMES:
-        return code.co_names[argument >> _SHIFTS.get(name, 0)]
-    if opcode in _OF_CONSTANTS:
-        return code.co_consts[argument]
-    if opcode not in _OF_VARIABLES:
-        return argument
-    if sys.version_info < (3, 11):
-        return (code.co_varnames if opcode in dis.haslocal else code.co_cellvars + code.co_freevars)[argument]
-    variable: Callable[[int], str] = code._varname_from_oparg
-    return (variable(argument >> 4), variable(argument & 15)) if name.count("_FAST") == 2 else variable(argument)
-
-
 def _find_reads(code: types.CodeType, free: frozenset[str], first: str | None) -> Iterator[_Read]:
     """The reads in code and in the code nested in it. `free` has the outermost function's free variables, and `first`
     is its first parameter."""
     root: _Read | None = None
     is_singleton = False  # what the last instruction gave
-    for item in _instructions(code):
+    for item in dis.get_instructions(code):
         if item.is_jump_target:  # what is on the stack may come from elsewhere
             is_singleton = False
             if root is not None:
@@ -210,7 +169,7 @@ def _find_reads(code: types.CodeType, free: frozenset[str], first: str | None) -
             yield from _find_reads(constant, free, None)
 
 
-def _locals_of(item: _Instruction) -> list[Any]:
+def _locals_of(item: dis.Instruction) -> list[Any]:
     """The local variables that an instruction names: some name two."""
     if "_FAST" not in item.opname:
         return []
